@@ -1,0 +1,23 @@
+"""The errors a user can cause, and the one thing they share: the command line answers them with exit code 2.
+
+A message says what was expected, what came, and what to do. Anything else that escapes is our fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the caller gave cannot be used; nothing was written or changed."""
+
+
+class BudgetError(InputError):
+    """No route fits the memory (or disk) that was allowed."""
+
+
+def listing(items: Iterable[object], *, most: int = 8) -> str:
+    """Join the first few items for an error message and count the rest: ``a, b, c (+5 more)``."""
+    shown = [str(item) for item in items]
+    more = f" (+{len(shown) - most} more)" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
