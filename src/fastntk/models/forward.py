@@ -1,0 +1,29 @@
+"""One way to ask any classifier for its logits.
+
+Hugging Face models answer with an output object, everybody else with a tensor; the rest of the package calls
+:func:`logits` and never looks at the difference. It neither changes the train/eval mode nor disables gradients.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fastntk.errors import InputError
+
+
+def logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the logits (n, C) of a classifier on a batch of inputs (n, …)."""
+    output = model(inputs)
+    if not isinstance(output, Tensor):
+        output = getattr(output, "logits", output)
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"{type(model).__name__} returned a {type(output).__name__}: expected a tensor of logits (n, classes), "
+            "or an output with a tensor .logits; wrap the model so that it returns one"
+        )
+    if output.ndim != 2 or output.shape[0] != inputs.shape[0]:
+        raise InputError(
+            f"{type(model).__name__} returned a tensor of shape {tuple(output.shape)} for {inputs.shape[0]} inputs: "
+            f"expected logits of shape ({inputs.shape[0]}, classes); use a classifier with a pooled head"
+        )
+    return output
