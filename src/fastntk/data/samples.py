@@ -1,0 +1,253 @@
+"""In-memory data with permanent ids: what is trained on, and what a deletion request points at.
+
+Inputs are model-ready: nothing here casts, resizes or normalises (that is done when a source is loaded, see
+:mod:`fastntk.data.sources`). Not for data larger than memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.errors import InputError, listing
+from fastntk.progress import track
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Samples:
+    """Inputs (n, ...), labels (n,) int64, n unique ids and, where known, the names of the classes.
+
+    ``ids`` may be given as int or str and are compared as strings; the default is "0" … "n-1".
+    ``num_classes`` is the number of names, or the largest label plus one; a subset keeps its parent's.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    ids: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    num_classes: int
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Any,
+        ids: Any = None,
+        classes: Iterable[str] | None = None,
+    ) -> None:
+        if not isinstance(inputs, Tensor) or inputs.ndim < 1:
+            came = (
+                f"a tensor of shape {tuple(inputs.shape)}"
+                if isinstance(inputs, Tensor)
+                else type(inputs).__name__
+            )
+            raise InputError(
+                f"inputs must be a model-ready tensor (n, ...), not {came}; see torch.from_numpy, torch.stack"
+            )
+        names = class_names(classes)
+        known = sample_ids(ids, count=len(inputs))
+        targets = label_tensor(labels, count=len(inputs))
+        _check_labels(targets, known, names)
+        largest = int(targets.max()) + 1 if len(targets) else 0
+        self._store(
+            inputs, targets, ids=known, classes=names, num_classes=largest if names is None else len(names)
+        )
+
+    def _store(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        ids: tuple[str, ...],
+        classes: tuple[str, ...] | None,
+        num_classes: int,
+    ) -> None:
+        for name, value in zip(
+            ("inputs", "labels", "ids", "classes", "num_classes"), (inputs, labels, ids, classes, num_classes)
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, ids: Any = None, classes: Iterable[str] | None = None) -> Samples:
+        """Stack any map-style dataset of (image tensor, label); its ``classes`` are used if it has them."""
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"{type(dataset).__name__} has no length or cannot be indexed: from_dataset takes map-style ones; "
+                "collect a stream into tensors and use Samples(inputs, labels)"
+            )
+        images: list[Tensor] = []
+        labels: list[int] = []
+        for index in track(range(len(dataset)), "reading the dataset"):
+            image, label = _pair(dataset, index)
+            if images and image.shape != images[0].shape:
+                raise InputError(
+                    f"item {index} has shape {tuple(image.shape)}, item 0 {tuple(images[0].shape)}: "
+                    "all images must have one shape; resize in the dataset's transform"
+                )
+            images.append(image)
+            labels.append(label)
+        if not images:
+            raise InputError("the dataset is empty")
+        names = classes if classes is not None else getattr(dataset, "classes", None)
+        return cls(torch.stack(images), labels, ids, names)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        kind = f"{tuple(self.inputs.shape)} {self.inputs.dtype}"
+        return f"Samples({kind}, {self.num_classes} classes, ids {listing(self.ids, most=3)})"
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.ids)}
+
+    def subset(self, indices: Tensor | Sequence[int]) -> Samples:
+        """Return the samples at these positions, in that order, with their ids and all class names."""
+        chosen = torch.as_tensor(indices)
+        if chosen.numel() == 0:
+            chosen = chosen.to(torch.int64).reshape(0)
+        if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point():
+            raise InputError(
+                f"subset takes positions (k,) of integers, not {chosen.dtype} {tuple(chosen.shape)}"
+            )
+        chosen = chosen.to(torch.int64)
+        positions: list[int] = chosen.tolist()
+        outside = [position for position in positions if not 0 <= position < len(self)]
+        if outside:
+            raise InputError(f"positions outside 0…{len(self) - 1}: {listing(outside)}")
+        part = object.__new__(Samples)
+        part._store(
+            self.inputs[chosen.to(self.inputs.device)],
+            self.labels[chosen.to(self.labels.device)],
+            ids=tuple(self.ids[position] for position in positions),
+            classes=self.classes,
+            num_classes=self.num_classes,
+        )
+        _refuse_duplicates(part.ids)
+        return part
+
+    def index_of(self, ids: Any) -> Tensor:
+        """Return the positions (k,) of these ids, in the order asked; unknown ids are refused by name."""
+        asked = as_ids(ids)
+        unknown = [name for name in asked if name not in self._positions]
+        if unknown:
+            raise InputError(
+                f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}"
+            )
+        return torch.tensor([self._positions[name] for name in asked], dtype=torch.int64)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names."""
+        sha = hashlib.sha256()
+        head = {"dtype": str(self.inputs.dtype), "shape": list(self.inputs.shape), "classes": self.classes}
+        sha.update(json.dumps(head).encode())
+        for tensor in (self.inputs, self.labels):
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            sha.update(flat.view(torch.uint8).numpy().data)
+        sha.update(json.dumps(self.ids).encode())
+        return sha.hexdigest()
+
+    def ids_digest(self) -> str:
+        """Return the SHA-256 of the ids, in order."""
+        return hashlib.sha256(json.dumps(self.ids).encode()).hexdigest()
+
+
+def as_ids(ids: Any) -> tuple[str, ...]:
+    """Return ids as strings; accepts an iterable, array or tensor of int or str, or a single one."""
+    if isinstance(ids, (str, int)):
+        ids = (ids,)
+    values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else list(ids)
+    wrong = [
+        value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))
+    ]
+    if wrong:
+        raise InputError(
+            f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}"
+        )
+    return tuple(str(value) for value in values)
+
+
+def sample_ids(ids: Any, *, count: int) -> tuple[str, ...]:
+    """Return ``count`` unique ids as strings, "0" … when none are given."""
+    names = tuple(str(number) for number in range(count)) if ids is None else as_ids(ids)
+    if len(names) != count:
+        raise InputError(f"{len(names)} ids for {count} samples: give one id a sample")
+    _refuse_duplicates(names)
+    return names
+
+
+def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the class names as a tuple, refusing names given twice."""
+    if classes is None:
+        return None
+    if isinstance(classes, str):
+        raise InputError(f"classes must be a sequence of names, not the single str {classes!r}")
+    names = tuple(str(name) for name in classes)
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InputError(f"class names given more than once: {listing(twice)}")
+    return names
+
+
+def label_tensor(labels: Any, *, count: int) -> Tensor:
+    """Return labels as an int64 tensor (count,) of its own; floats and wrong shapes are refused."""
+    try:
+        tensor = torch.as_tensor(labels if isinstance(labels, Tensor) else np.asarray(labels))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"labels must be integers (n,), not {type(labels).__name__}: {error}") from error
+    if tensor.numel() == 0 and tensor.ndim == 1:
+        tensor = tensor.to(torch.int64)
+    if tensor.ndim != 1:
+        raise InputError(f"labels must be one integer a sample, shape (n,), not {tuple(tensor.shape)}")
+    if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        raise InputError(f"labels must be integers, not {tensor.dtype}; convert them with .to(torch.int64)")
+    if len(tensor) != count:
+        raise InputError(f"{len(tensor)} labels for {count} inputs: give one label a sample")
+    return tensor.detach().to(torch.int64, copy=True)
+
+
+def _check_labels(labels: Tensor, ids: tuple[str, ...], classes: tuple[str, ...] | None) -> None:
+    bad = labels < 0
+    if classes is not None:
+        bad |= labels >= len(classes)
+    if bool(bad.any()):
+        where = listing(ids[position] for position in bad.nonzero().flatten().tolist())
+        values = sorted(set(labels[bad].tolist()))
+        allowed = "0 or more" if classes is None else f"0…{len(classes) - 1} for the {len(classes)} classes"
+        raise InputError(f"labels must be {allowed}; found {listing(values)} at ids {where}")
+
+
+def _refuse_duplicates(ids: tuple[str, ...]) -> None:
+    if len(set(ids)) == len(ids):
+        return
+    twice = [name for name, times in Counter(ids).items() if times > 1]
+    raise InputError(
+        f"ids given more than once: {listing(twice)}; ids are compared as strings and must be unique"
+    )
+
+
+def _pair(dataset: Any, index: int) -> tuple[Tensor, int]:
+    """Read (image tensor, label) from position ``index``, saying what came where it is something else."""
+    item = dataset[index]
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise InputError(f"item {index} must be a pair (image tensor, label), not {type(item).__name__}")
+    image, label = item
+    if not isinstance(image, Tensor):
+        raise InputError(
+            f"the image of item {index} is {type(image).__name__}, not a tensor; give the dataset a "
+            "transform that makes it model-ready"
+        )
+    if isinstance(label, (Tensor, np.ndarray)) and label.ndim == 0:
+        label = label.item()
+    if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
+        raise InputError(f"the label of item {index} must be an integer, not {label!r}")
+    return image, int(label)
