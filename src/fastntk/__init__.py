@@ -1,3 +1,33 @@
-"""fastntk: make a fine-tuned image classifier forget."""
+"""fastntk: make a fine-tuned image classifier forget a class, a person or a list of images.
+
+model  = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
+subset = fastntk.tune(model, "norm+head")
+run    = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=20))
+result = fastntk.unlearn(run, classes=[0], method="tangent-replay")
+"""
+
+from fastntk.data import ForgetRequest, Samples, Split, load_source
+from fastntk.errors import BudgetError, InputError
+from fastntk.models import build_model
+from fastntk.recipe import Recipe
+from fastntk.run import Run
+from fastntk.training import fit, predict
+from fastntk.tuning import Subset, tune
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "ForgetRequest",
+    "InputError",
+    "Recipe",
+    "Run",
+    "Samples",
+    "Split",
+    "Subset",
+    "build_model",
+    "fit",
+    "load_source",
+    "predict",
+    "tune",
+]

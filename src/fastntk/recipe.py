@@ -1,0 +1,156 @@
+"""How a network was fine-tuned, as data, and the one descent that follows it.
+
+``fit``, ``retrain`` and tangent replay all call :func:`descend`; they differ only in how a batch's gradient is made.
+So whatever separates their results is the data or the model, never the batch order or the optimiser.
+
+Batch order: for each epoch one permutation of *all* n samples drawn from (seed, epoch), cut into batches. Samples that
+are not kept drop out of their batches; boundaries stay, an empty batch is skipped, the schedule still counts all steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.errors import InputError
+from fastntk.progress import track
+
+Optimizer = Literal["adam", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+Loss = Literal["cross-entropy", "squared"]
+BnStats = Literal["frozen", "update"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a fine-tuning besides the data.
+
+    The schedule runs per step to 0 (``constant`` does not move). Weight decay is the penalty wd/2·‖w − w0‖² in the loss:
+    it pulls towards the anchor, not towards zero. ``squared`` is ½‖f − (onehot − 1/C)‖², averaged over the batch.
+    ``bn_stats="update"`` lets BatchNorm gather statistics (and use the batch's) while training; it is recorded, and
+    unlearning then has to re-estimate them.
+    """
+
+    epochs: int = 20
+    lr: float = 2e-3
+    batch_size: int = 64
+    optimizer: Optimizer = "adam"
+    schedule: Schedule = "cosine"
+    weight_decay: float = 1e-3
+    loss: Loss = "cross-entropy"
+    seed: int = 0
+    momentum: float = 0.9
+    bn_stats: BnStats = "frozen"
+
+    def __post_init__(self) -> None:
+        for name, least, strict in (
+            ("epochs", 0, False),
+            ("lr", 0, True),
+            ("batch_size", 1, False),
+            ("seed", 0, False),
+        ):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < least or (strict and value == least):
+                raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0) or not 0 <= self.momentum < 1:
+            raise InputError(
+                f"Recipe.weight_decay must be ≥ 0 and momentum in [0, 1), got {self.weight_decay!r}, {self.momentum!r}."
+            )
+        choices = {"optimizer": Optimizer, "schedule": Schedule, "loss": Loss, "bn_stats": BnStats}
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise InputError(f"Recipe.{name} must be one of {known}; got {getattr(self, name)!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dictionary; ``Recipe(**d)`` is the way back."""
+        return dataclasses.asdict(self)
+
+
+def epoch_batches(count: int, recipe: Recipe, epoch: int, *, keep: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the index batches of one epoch, (≤ batch_size,) each; possibly empty ones where ``keep`` drops samples.
+
+    ``keep``: boolean (count,), True for samples that take part.
+    """
+    order = torch.from_numpy(np.random.default_rng([recipe.seed, epoch]).permutation(count))
+    for batch in order.split(recipe.batch_size):
+        yield batch if keep is None else batch[keep[batch]]
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """The rate of one step, counted from 0."""
+    done = step / max(steps, 1)
+    factor = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    return recipe.lr * factor[recipe.schedule]
+
+
+def batch_loss(outputs: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """Mean loss of a batch: ``outputs`` (b, C), ``labels`` (b,)."""
+    if recipe.loss == "cross-entropy":
+        return torch.nn.functional.cross_entropy(outputs, labels)
+    targets = torch.nn.functional.one_hot(labels, outputs.shape[1]).to(outputs) - 1.0 / outputs.shape[1]
+    return 0.5 * (outputs - targets).square().sum(1).mean()
+
+
+def _optimizer(parameters: Sequence[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=recipe.lr)
+    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum)
+
+
+def descend(
+    parameters: Sequence[Tensor],
+    gradient: Callable[[Tensor], tuple[float, int]],
+    recipe: Recipe,
+    *,
+    count: int,
+    keep: Tensor | None = None,
+    description: str = "training",
+) -> list[dict[str, float]]:
+    """Follow the recipe from the parameters' present values, which are the anchor; return the history.
+
+    ``gradient(batch)`` sets ``.grad`` of every parameter to that of the batch's mean loss, and returns the loss and the
+    number of right answers. Raises :class:`InputError` where the loss stops being finite.
+    """
+    anchor = [parameter.detach().clone() for parameter in parameters]
+    optimizer = _optimizer(parameters, recipe)
+    steps = recipe.epochs * math.ceil(count / recipe.batch_size)
+    history: list[dict[str, float]] = []
+    step = 0
+    for epoch in track(range(recipe.epochs), description):
+        start, total, right, seen = time.perf_counter(), 0.0, 0, 0
+        for batch in epoch_batches(count, recipe, epoch, keep=keep):
+            rate = learning_rate(recipe, step, steps)
+            step += 1
+            if len(batch) == 0:
+                continue
+            loss, correct = gradient(batch)
+            if not math.isfinite(loss):
+                raise InputError(
+                    f"The loss became {loss} in epoch {epoch + 1} of {recipe.epochs}: training diverged. "
+                    f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
+                )
+            for parameter, start_value in zip(parameters, anchor):
+                assert parameter.grad is not None
+                parameter.grad.add_(parameter.detach() - start_value, alpha=recipe.weight_decay)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            total, right, seen = total + loss * len(batch), right + correct, seen + len(batch)
+        history.append(
+            {
+                "epoch": epoch + 1,
+                "loss": total / max(seen, 1),
+                "accuracy": right / max(seen, 1),
+                "seconds": time.perf_counter() - start,
+            }
+        )
+    return history

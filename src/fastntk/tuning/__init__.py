@@ -1,0 +1,8 @@
+"""Which parameters are tuned: norm layers, head, prompts, globs, and their union as one vector."""
+
+from fastntk.tuning.head import find_head
+from fastntk.tuning.prompts import attach_prompts
+from fastntk.tuning.spec import tune
+from fastntk.tuning.subset import Subset
+
+__all__ = ["Subset", "attach_prompts", "find_head", "tune"]

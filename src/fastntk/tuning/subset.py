@@ -1,0 +1,89 @@
+"""A named subset of a model's parameters seen as one vector w of length d.
+
+The order is that of ``model.named_parameters()``. Anchors, Jacobian columns and updates all share it.
+This file only reads and writes values; :mod:`fastntk.tuning.spec` decides which parameters belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.errors import InputError, listing
+
+
+class Subset:
+    """The tuned parameters of one model.
+
+    ``names`` are those of ``model.named_parameters()``, in that order; ``numel`` is d; ``ratio`` is d over the
+    number of all parameters of the model (a fraction, prompts included in both).
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        wanted = set(names)
+        present = dict(model.named_parameters())
+        missing = sorted(wanted - present.keys())
+        if missing:
+            raise InputError(
+                f"The model has no parameters named {listing(missing)}. "
+                "Names must be those of model.named_parameters(); prompts exist only after tune(model, 'prompts...')."
+            )
+        self.model = model
+        self.names: tuple[str, ...] = tuple(name for name in present if name in wanted)
+
+    def __repr__(self) -> str:
+        return (
+            f"Subset({len(self.names)} tensors, {self.numel} numbers, {100 * self.ratio:.2f} % of the model)"
+        )
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The live parameters by name, in order."""
+        present = dict(self.model.named_parameters())
+        return {name: present[name] for name in self.names}
+
+    @property
+    def numel(self) -> int:
+        """The length d of the vector."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+    @property
+    def ratio(self) -> float:
+        """Tuned over all parameters, a fraction."""
+        return self.numel / sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter lies in the vector."""
+        out, start = {}, 0
+        for name, parameter in self.parameters.items():
+            out[name] = slice(start, start + parameter.numel())
+            start += parameter.numel()
+        return out
+
+    def get(self) -> Tensor:
+        """A detached copy of the values, (d,)."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters.values()])
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a (d,) vector, one in the shape of each parameter."""
+        self._check(vector)
+        parameters = self.parameters
+        return {name: vector[part].view(parameters[name].shape) for name, part in self.slices.items()}
+
+    @torch.no_grad()
+    def set(self, vector: Tensor) -> None:
+        """Write a (d,) vector into the model."""
+        parts = self.split(vector)
+        for name, parameter in self.parameters.items():
+            parameter.copy_(parts[name])
+
+    def on(self, model: nn.Module) -> Subset:
+        """The same names on another model, usually a copy of this one."""
+        return Subset(model, self.names)
+
+    def _check(self, vector: Tensor) -> None:
+        if vector.shape != (self.numel,):
+            raise InputError(f"Expected a vector of shape ({self.numel},), got {tuple(vector.shape)}.")
