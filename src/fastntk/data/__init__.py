@@ -2,5 +2,6 @@
 
 from fastntk.data.request import ForgetRequest, Split, parse_classes
 from fastntk.data.samples import Samples
+from fastntk.data.sources import load_source
 
-__all__ = ["ForgetRequest", "Samples", "Split", "parse_classes"]
+__all__ = ["ForgetRequest", "Samples", "Split", "load_source", "parse_classes"]

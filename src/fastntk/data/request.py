@@ -51,15 +51,11 @@ class ForgetRequest:
         for label in class_labels(self.classes or (), samples):
             members = labels == label
             if not bool(members.any()):
-                raise InputError(
-                    f"class {_title(label, samples)} has no samples in this data: nothing to forget"
-                )
+                raise InputError(f"class {_title(label, samples)} has no samples in this data: nothing to forget")
             forget |= members
         forget[_positions(self.ids or (), samples)] = True
         if len(samples) == 0 or bool(forget.all()):
-            what = [f"class {item}" for item in self.classes or ()] + [
-                f"id {item}" for item in self.ids or ()
-            ]
+            what = [f"class {item}" for item in self.classes or ()] + [f"id {item}" for item in self.ids or ()]
             raise InputError(
                 f"nothing would be left to retain: {listing(what)} cover all {len(samples)} samples; "
                 "to forget everything, discard the model"
@@ -77,9 +73,7 @@ def class_labels(classes: Iterable[int | str], samples: Samples) -> tuple[int, .
     asked = tuple(classes)
     names = samples.classes or ()
     unknown = [
-        item
-        for item in asked
-        if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)
+        item for item in asked if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)
     ]
     numbers = [item for item in unknown if isinstance(item, str) and item.strip().lstrip("+-").isdecimal()]
     if numbers:
@@ -109,9 +103,7 @@ def _as_classes(classes: Any) -> tuple[int | str, ...]:
     if isinstance(classes, (str, int)):
         classes = (classes,)
     values = classes.tolist() if isinstance(classes, (Tensor, np.ndarray)) else list(classes)
-    wrong = [
-        item for item in values if isinstance(item, bool) or not isinstance(item, (str, int, np.integer))
-    ]
+    wrong = [item for item in values if isinstance(item, bool) or not isinstance(item, (str, int, np.integer))]
     if wrong:
         raise InputError(f"classes are int (labels) or str (names), not {listing(map(repr, wrong))}")
     return tuple(item if isinstance(item, str) else int(item) for item in values)

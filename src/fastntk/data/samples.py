@@ -44,11 +44,7 @@ class Samples:
         classes: Iterable[str] | None = None,
     ) -> None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 1:
-            came = (
-                f"a tensor of shape {tuple(inputs.shape)}"
-                if isinstance(inputs, Tensor)
-                else type(inputs).__name__
-            )
+            came = f"a tensor of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
             raise InputError(
                 f"inputs must be a model-ready tensor (n, ...), not {came}; see torch.from_numpy, torch.stack"
             )
@@ -57,9 +53,7 @@ class Samples:
         targets = label_tensor(labels, count=len(inputs))
         _check_labels(targets, known, names)
         largest = int(targets.max()) + 1 if len(targets) else 0
-        self._store(
-            inputs, targets, ids=known, classes=names, num_classes=largest if names is None else len(names)
-        )
+        self._store(inputs, targets, ids=known, classes=names, num_classes=largest if names is None else len(names))
 
     def _store(
         self,
@@ -116,9 +110,7 @@ class Samples:
         if chosen.numel() == 0:
             chosen = chosen.to(torch.int64).reshape(0)
         if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point():
-            raise InputError(
-                f"subset takes positions (k,) of integers, not {chosen.dtype} {tuple(chosen.shape)}"
-            )
+            raise InputError(f"subset takes positions (k,) of integers, not {chosen.dtype} {tuple(chosen.shape)}")
         chosen = chosen.to(torch.int64)
         positions: list[int] = chosen.tolist()
         outside = [position for position in positions if not 0 <= position < len(self)]
@@ -166,9 +158,7 @@ def as_ids(ids: Any) -> tuple[str, ...]:
     if isinstance(ids, (str, int)):
         ids = (ids,)
     values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else list(ids)
-    wrong = [
-        value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))
-    ]
+    wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))]
     if wrong:
         raise InputError(
             f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}"
@@ -230,9 +220,7 @@ def _refuse_duplicates(ids: tuple[str, ...]) -> None:
     if len(set(ids)) == len(ids):
         return
     twice = [name for name, times in Counter(ids).items() if times > 1]
-    raise InputError(
-        f"ids given more than once: {listing(twice)}; ids are compared as strings and must be unique"
-    )
+    raise InputError(f"ids given more than once: {listing(twice)}; ids are compared as strings and must be unique")
 
 
 def _pair(dataset: Any, index: int) -> tuple[Tensor, int]:

@@ -1,0 +1,160 @@
+"""What every source offers before a single picture is decoded, and how a part of it is chosen.
+
+A :class:`Catalog` has ids, labels and class names at hand and reads pictures on demand, so that a selection of
+classes or of the first images of each costs only what it keeps. Ids belong to the source: no selection changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastntk.data.transforms import Picture
+from fastntk.errors import InputError, listing
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """The contents of a source: ``read(row)`` returns the picture of a row; labels are (n,) int64.
+
+    ``classes`` are the source's own names, None where it has none.
+    """
+
+    origin: str
+    ids: tuple[str, ...]
+    labels: Labels
+    classes: tuple[str, ...] | None
+    read: Callable[[int], Picture]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.labels):
+            raise InputError(f"{self.origin}: {len(self.ids)} ids for {len(self.labels)} labels")
+        if not len(self.labels):
+            raise InputError(f"{self.origin} holds no images")
+        count = None if self.classes is None else len(self.classes)
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= (np.inf if count is None else count)))
+        if len(wrong):
+            allowed = "0 or more" if count is None else f"0…{count - 1} for its {count} classes"
+            values, where = sorted(set(self.labels[wrong].tolist())), listing(self.ids[row] for row in wrong)
+            raise InputError(f"{self.origin}: labels must be {allowed}; found {listing(values)} at ids {where}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names; a source without names is given its labels as names."""
+        if self.classes is not None:
+            return self.classes
+        return tuple(str(label) for label in range(int(self.labels.max()) + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Rows to read (k,), in source order, with their new labels (k,) and what the new labels are called."""
+
+    rows: npt.NDArray[np.int64]
+    labels: Labels
+    classes: tuple[str, ...]
+
+
+def select(
+    catalog: Catalog,
+    *,
+    images_per_class: int | None = None,
+    only_classes: int | str | Sequence[int | str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Selection:
+    """Choose classes and the first images of each; see :func:`fastntk.data.sources.load_source`."""
+    if only_classes is not None and classes is not None:
+        raise InputError("give only_classes or the classes to align with, not both")
+    if classes is not None:
+        names = tuple(classes)
+        kept: Sequence[int | None] = aligned(catalog, names)
+    else:
+        kept = chosen(catalog, only_classes)
+        names = tuple(catalog.names[label] for label in kept if label is not None)
+    if images_per_class is not None and images_per_class < 1:
+        raise InputError(f"images_per_class must be at least 1, not {images_per_class}")
+    rows: list[npt.NDArray[np.int64]] = []
+    for label in kept:
+        found = np.flatnonzero(catalog.labels == label) if label is not None else np.empty(0, np.int64)
+        rows.append(found if images_per_class is None else found[:images_per_class])
+    _refuse_short(catalog.origin, dict(zip(names, map(len, rows))), images_per_class)
+    new_labels = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    return Selection(np.concatenate(rows)[order], new_labels[order], names)
+
+
+def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | None) -> list[int]:
+    """Return the source labels to keep, in their new order.
+
+    An int k (or its digits as str) means the first k classes; else names or labels, as a sequence or joined by
+    commas. A str counts as a name first and, where no class has it, as a label.
+    """
+    names = catalog.names
+    if only_classes is None:
+        return list(range(len(names)))
+    if isinstance(only_classes, str):
+        text = only_classes.strip()
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        only_classes = int(text) if text.isdecimal() else [text] if text in names else parts
+    if isinstance(only_classes, int):
+        if not 1 <= only_classes <= len(names):
+            raise InputError(f"{catalog.origin} has {len(names)} classes: choose 1 to {len(names)}, not {only_classes}")
+        return list(range(only_classes))
+    kept = [_label(item, names) for item in only_classes]
+    unknown = [item for item, label in zip(only_classes, kept) if label is None]
+    if unknown or not kept:
+        what = (
+            f"no class {listing(map(repr, unknown))}" if unknown else "classes to choose from, but none was asked for"
+        )
+        raise InputError(f"{catalog.origin} has {what}; its classes are {listing(names, most=20)}")
+    labels = [label for label in kept if label is not None]
+    twice = sorted({names[label] for label in labels if labels.count(label) > 1})
+    if twice:
+        raise InputError(f"classes chosen more than once: {listing(twice)}")
+    return labels
+
+
+def aligned(catalog: Catalog, classes: tuple[str, ...]) -> list[int | None]:
+    """Return, for each of these names, the source's label of that name.
+
+    Where the source has no names, its labels are compared with names that are numbers; one without images is None.
+    """
+    if catalog.classes is None:
+        strange = [name for name in classes if not name.isdecimal()]
+        if strange:
+            raise InputError(
+                f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(strange)}; "
+                "add them (an array `classes` in an .npz)"
+            )
+        return [_label(name, catalog.names) for name in classes]
+    missing = [name for name in classes if name not in catalog.classes]
+    if missing:
+        raise InputError(
+            f"{catalog.origin} lacks the classes {listing(missing)}; it has {listing(catalog.classes, most=20)}"
+        )
+    return [catalog.classes.index(name) for name in classes]
+
+
+def _label(item: int | str, names: tuple[str, ...]) -> int | None:
+    if isinstance(item, str):
+        if item in names:
+            return names.index(item)
+        if not item.isdecimal():
+            return None
+    return int(item) if 0 <= int(item) < len(names) else None
+
+
+def _refuse_short(origin: str, counts: dict[str, int], images_per_class: int | None) -> None:
+    if not any(counts.values()):
+        raise InputError(f"{origin} has no images of the classes {listing(counts)}")
+    short = [f"{name} ({count})" for name, count in counts.items() if count < (images_per_class or 0)]
+    if short:
+        raise InputError(
+            f"{origin} has fewer than {images_per_class} images of {listing(short)}; lower images_per_class or "
+            "leave those classes out"
+        )

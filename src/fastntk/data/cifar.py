@@ -1,0 +1,127 @@
+"""CIFAR-10 and CIFAR-100 in their publisher's "python version": from a folder, the .tar.gz, or downloaded.
+
+Ids are official indices, 0…49999 for training images and test/0…test/9999 for test images. CIFAR-100 has its 100
+fine labels. Pickles are read by :mod:`fastntk.data.safe_pickle`; of an archive only the known members are read,
+and nothing is extracted.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastntk.data.catalog import Catalog, Labels
+from fastntk.data.safe_pickle import load_plain
+from fastntk.download import download
+from fastntk.errors import InputError, listing
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a CIFAR version keeps what."""
+
+    folder: str
+    url: str
+    md5: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    label_key: bytes
+    names_key: bytes
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        folder="cifar-10-batches-py",
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test=("test_batch",),
+        meta="batches.meta",
+        label_key=b"labels",
+        names_key=b"label_names",
+    ),
+    "cifar100": Layout(
+        folder="cifar-100-python",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        train=("train",),
+        test=("test",),
+        meta="meta",
+        label_key=b"fine_labels",
+        names_key=b"fine_label_names",
+    ),
+}
+
+
+def open_cifar(name: str, path: Path | None, *, split: str = "train") -> Catalog:
+    """Return one split; ``path`` is the extracted folder, the folder it lies in, or the .tar.gz."""
+    layout = LAYOUTS[name]
+    if path is None:
+        path = download(layout.url, md5=layout.md5)
+    batches = layout.test if split == "test" else layout.train
+    contents = read_members(path, layout, (*batches, layout.meta))
+    names = _entry(load_plain(contents[layout.meta], origin=f"{path}: {layout.meta}"), layout.names_key, path)
+    classes = tuple(item.decode() if isinstance(item, bytes) else str(item) for item in names)
+    parts = [_batch(load_plain(contents[batch], origin=f"{path}: {batch}"), layout, path) for batch in batches]
+    pixels = np.concatenate([part[0] for part in parts])
+    labels = np.concatenate([part[1] for part in parts])
+    prefix = "test/" if split == "test" else ""
+    ids = tuple(f"{prefix}{index}" for index in range(len(labels)))
+    return Catalog(f"{name} ({path})", ids, labels, classes, lambda row: pixels[row])
+
+
+def read_members(path: Path, layout: Layout, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the named files from a folder or a .tar.gz; all of them must be there."""
+    if path.is_dir():
+        folder = path / layout.folder if (path / layout.folder).is_dir() else path
+        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    elif path.is_file():
+        found = _tar_members(path, {f"{layout.folder}/{name}": name for name in names})
+    else:
+        raise InputError(
+            f"no file or folder {path}; give the extracted {layout.folder} or the archive from {layout.url}"
+        )
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InputError(f"{path} lacks {listing(missing)} of {layout.folder}; get {layout.url} again")
+    return found
+
+
+def _tar_members(path: Path, wanted: dict[str, str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = wanted.get(member.name.removeprefix("./"))
+                stream = archive.extractfile(member) if name is not None and member.isfile() else None
+                if name is not None and stream is not None:
+                    found[name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"{path} cannot be read as a .tar.gz: {error}") from error
+    return found
+
+
+def _entry(content: Any, key: bytes, path: Path) -> Any:
+    """Return an entry of a dict whose keys are bytes (the published files) or str (files written since)."""
+    for name in (key, key.decode()):
+        if isinstance(content, dict) and name in content:
+            return content[name]
+    raise InputError(f"{path}: expected a dict with {key.decode()!r}, as in the published files")
+
+
+def _batch(content: Any, layout: Layout, path: Path) -> tuple[npt.NDArray[np.uint8], Labels]:
+    """Return pixels (n, 32, 32, 3) and labels (n,) of one file: rows of 3 072 bytes, red, green, blue planes."""
+    data = _entry(content, b"data", path)
+    labels = np.asarray(_entry(content, layout.label_key, path))
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        came = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise InputError(f"{path}: expected data as uint8 (n, 3072), not {came}")
+    if labels.shape != (len(data),) or labels.dtype.kind not in "iu":
+        raise InputError(f"{path}: expected {len(data)} integer labels, not {labels.dtype} {labels.shape}")
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels.astype(np.int64)

@@ -1,0 +1,75 @@
+"""An image folder with one sub-folder a class, ImageNet-R's layout among others.
+
+Classes are the sub-folders in sorted order, ids the files' paths relative to the folder (or to the split's
+sub-folder), with "/" on every system. Hidden files, and files that do not end like an image, are not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fastntk.data.catalog import Catalog
+from fastntk.errors import InputError, listing
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+SPLITS = ("train", "test", "holdout", "val")
+
+
+def open_folder(path: Path, split: str | None) -> Catalog:
+    """Return the images below ``path``, or below its sub-folder named ``split``; nothing is decoded yet."""
+    root = _root(path, split)
+    classes = _subfolders(root)
+    if not classes:
+        raise InputError(f"{root} has no sub-folders; an image folder holds one sub-folder a class")
+    files = {name: _files(root, name) for name in classes}
+    empty = [name for name, found in files.items() if not found]
+    if empty:
+        raise InputError(
+            f"class folders without images in {root}: {listing(empty)}; add images ({listing(ENDINGS, most=20)}) "
+            "or remove the folder"
+        )
+    ids = tuple(name for found in files.values() for name in found)
+    labels = np.repeat(np.arange(len(classes)), [len(found) for found in files.values()])
+    return Catalog(str(root), ids, labels, classes, lambda row: read_image(root / ids[row]))
+
+
+def read_image(path: Path) -> Image.Image:
+    """Decode a picture, naming the file if that fails."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path} cannot be decoded as an image: {error}; repair or remove it") from error
+
+
+def _root(path: Path, split: str | None) -> Path:
+    if not path.is_dir():
+        raise InputError(f"no folder {path}")
+    inside = _subfolders(path)
+    if split is None:
+        if inside and set(inside) <= set(SPLITS):
+            advice = listing(f"{path}@{name}" for name in inside)
+            raise InputError(f"{path} holds splits ({listing(inside)}), not classes: say which one, {advice}")
+        return path
+    if split not in inside:
+        raise InputError(f"{path} has no sub-folder {split!r} for @{split}; it has {listing(inside) or 'none'}")
+    return path / split
+
+
+def _subfolders(path: Path) -> tuple[str, ...]:
+    return tuple(sorted(item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith(".")))
+
+
+def _files(root: Path, name: str) -> list[str]:
+    """Return the images of one class, at any depth, as sorted paths relative to ``root``."""
+    found = []
+    for folder, _, names in os.walk(root / name):
+        for file in names:
+            if file.lower().endswith(ENDINGS) and not file.startswith("."):
+                found.append((Path(folder) / file).relative_to(root).as_posix())
+    return sorted(found)
