@@ -1,0 +1,256 @@
+"""Build an image classifier of Hugging Face transformers, by hub name or from a folder saved by ``save_pretrained``.
+
+Weights go through transformers' own loader, which renames the keys of old checkpoints; what it reports as missing,
+superfluous or of another shape is an error here, except for the old head. Another image size means a new
+configuration and resampled positions. Attention is "sdpa", which prompts need. Needs the extra ``hf``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.download import file_digest
+from fastntk.errors import InputError, listing
+from fastntk.models.card import InputSpec
+from fastntk.models.loading import HEAD_NAMES, head_names, load_backbone, output_layers, zero_head
+from fastntk.models.parts import Built
+from fastntk.models.positions import resample_positions
+from fastntk.models.torchvision_ops import import_optional
+from fastntk.models.weights import read_weights, weights_file
+
+_INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+def build_hf(name: str, *, num_classes: int, weights: str | Path | None, image_size: int | None) -> Built:
+    """Build ``hf:<name or folder>``: random, the publisher's (or the folder's) weights, or a file; the head is zero."""
+    transformers = import_optional("transformers", extra="hf")
+    with _quiet(transformers):
+        config = _config(transformers, name, num_classes=num_classes)
+        wanted = _config_for(config, image_size=image_size, name=name)
+        if weights is None:
+            model, notes = _create(transformers, wanted)
+            sha256 = None
+        else:
+            state, sha256 = _weights(name, weights)
+            model, notes = _load(transformers, name, config=config, state=state)
+        heads = _heads(model, name=name, num_classes=num_classes)
+        if weights is not None and _side(wanted) != _side(config):
+            model, more = _resized(transformers, model, config=wanted, heads=heads)
+            notes += more
+    zero_head(model, heads=heads)
+    spec, note = _input_spec(transformers, name, config=config, image_size=image_size)
+    return Built(model, spec=spec, weights_sha256=sha256, notes=(*notes, *note))
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence the loader's report and bar: what matters of it becomes an error or a note of the card."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _config(transformers: Any, name: str, *, num_classes: int) -> Any:
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        raise InputError(f"hf:{name} looks like a folder, but there is none: expected one saved by save_pretrained")
+    try:
+        config = transformers.AutoConfig.from_pretrained(_location(name))
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or ["unknown reason"])[0]
+        raise InputError(
+            f"hf:{name} is neither a folder saved by save_pretrained nor a model of the Hugging Face hub that can be "
+            f"reached from here: {reason}"
+        ) from error
+    config.num_labels = num_classes
+    return config
+
+
+def _location(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
+
+
+def _side(config: Any) -> int | None:
+    size = getattr(config, "image_size", None)
+    return int(size[0]) if isinstance(size, list | tuple) else int(size) if size is not None else None
+
+
+def _patch(config: Any) -> int | None:
+    patch = getattr(config, "patch_size", None)
+    patch = patch[0] if isinstance(patch, list | tuple) else patch
+    return patch if isinstance(patch, int) else None
+
+
+def _config_for(config: Any, *, image_size: int | None, name: str) -> Any:
+    """Return the configuration at another image size (unchanged where the architecture knows no size)."""
+    if image_size is None or _side(config) in (None, image_size):
+        return config
+    patch = _patch(config)
+    if patch and image_size % patch:
+        near = [side for side in (image_size // patch * patch, (image_size // patch + 1) * patch) if side]
+        raise InputError(
+            f"image_size={image_size} does not fit hf:{name}: its patches are {patch} pixels wide, so the size must "
+            f"be a multiple of {patch}, such as {' or '.join(map(str, near))}"
+        )
+    changed = copy.deepcopy(config)
+    changed.image_size = [image_size] * 2 if isinstance(config.image_size, list | tuple) else image_size
+    return changed
+
+
+def _create(transformers: Any, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
+    def make(**arguments: Any) -> nn.Module:
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, **arguments)
+        assert isinstance(model, nn.Module)
+        return model
+
+    auto = transformers.AutoModelForImageClassification
+    return _with_sdpa(make)
+
+
+def _with_sdpa(make: Any) -> tuple[Any, tuple[str, ...]]:
+    try:
+        return make(attn_implementation="sdpa"), ()
+    except ValueError as error:
+        text = str(error)
+        if "scaled_dot_product_attention" in text:
+            return make(), ("the architecture has no sdpa attention: prompts cannot be attached",)
+        if "Unrecognized configuration class" in text:
+            raise InputError(f"not an image classifier of transformers: {text.splitlines()[0]}") from error
+        raise
+
+
+def _weights(name: str, weights: str | Path) -> tuple[dict[str, Tensor] | None, str | None]:
+    """Return the tensors of a file, or None for the publisher's own, and the digest where there is one file."""
+    if weights == "pretrained":
+        single = Path(_location(name)) / "model.safetensors"
+        return None, file_digest(single) if single.is_file() else None
+    path = weights_file(weights, model=f"hf:{name}", known=["pretrained"])
+    return read_weights(path), file_digest(path)
+
+
+def _load(
+    transformers: Any, name: str, *, config: Any, state: dict[str, Tensor] | None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    auto = transformers.AutoModelForImageClassification
+
+    def make(**arguments: Any) -> Any:
+        return auto.from_pretrained(
+            _location(name) if state is None else None,
+            config=copy.deepcopy(config),
+            state_dict=state,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **arguments,
+        )
+
+    try:
+        (model, info), notes = _with_sdpa(make)
+    except OSError as error:
+        reason = (str(error).splitlines() or ["unknown reason"])[0]
+        raise InputError(f"hf:{name}: its weights cannot be read: {reason}") from error
+    _check_report(model, info, source=f"hf:{name}" if state is None else "the weights file")
+    return model, notes
+
+
+def _check_report(model: nn.Module, info: dict[str, Any], *, source: str) -> None:
+    def backbone(names: Any) -> list[str]:
+        return sorted(name for name in names if name.partition(".")[0] not in HEAD_NAMES)
+
+    shapes = {entry[0]: f"{tuple(entry[1])} (expected {tuple(entry[2])})" for entry in info["mismatched_keys"]}
+    problems = [
+        f"{label}: {listing(names)}"
+        for label, names in (
+            ("missing", backbone(info["missing_keys"])),
+            ("unexpected", backbone(info["unexpected_keys"])),
+            ("wrong shape", [f"{key} {shapes[key]}" for key in backbone(shapes)]),
+        )
+        if names
+    ]
+    if problems:
+        raise InputError(
+            f"{source} does not fit {type(model).__name__}; {'; '.join(problems)}. Give weights of this very "
+            "architecture and size"
+        )
+
+
+def _heads(model: nn.Module, *, name: str, num_classes: int) -> tuple[str, ...]:
+    base = getattr(model, "base_model_prefix", "")
+    outside = [
+        module for path, module in model.named_modules() if not (base and (path == base or path.startswith(base + ".")))
+    ]
+    heads = head_names(model, output_layers(outside, num_classes=num_classes))
+    if not heads:
+        raise InputError(
+            f"hf:{name} ({type(model).__name__}) has no linear classifier with {num_classes} outputs outside its "
+            "backbone: choose an image-classification model"
+        )
+    return heads
+
+
+def _resized(
+    transformers: Any, model: nn.Module, *, config: Any, heads: tuple[str, ...]
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Move the weights into a model for another image size, resampling the positions."""
+    target, notes = _create(transformers, config)
+    expected, state = target.state_dict(), dict(model.state_dict())
+    side, patch = _side(config), _patch(config)
+    for name, value in model.state_dict().items():
+        if name not in expected or value.shape == expected[name].shape or "position_embed" not in name:
+            continue
+        if side is None or patch is None:
+            raise InputError(f"{type(model).__name__} does not tell its patch size: keep image_size at its default")
+        state[name] = resample_positions(value, tokens=expected[name].shape[1], grid=side // patch)
+        notes += (f"resampled {name} from {tuple(value.shape)} to {tuple(state[name].shape)}",)
+    load_backbone(target, state, heads=heads, source=f"{type(model).__name__} at another image size")
+    return target, notes
+
+
+def _input_spec(
+    transformers: Any, name: str, *, config: Any, image_size: int | None
+) -> tuple[InputSpec, tuple[str, ...]]:
+    """Read preprocessor_config.json; without it, ViT's 0.5/0.5 and a note that says so."""
+    path = transformers.utils.cached_file(
+        _location(name),
+        "preprocessor_config.json",
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    size, crop = _edge(found.get("size")), _edge(found.get("crop_size"))
+    cropped = bool(found.get("do_center_crop")) and size is not None and crop is not None and crop <= size
+    shown = crop if cropped else size
+    default = (0.5, 0.5, 0.5)
+    spec = InputSpec(
+        size=image_size or _side(config) or shown or 224,
+        mean=tuple(found.get("image_mean") or default),
+        std=tuple(found.get("image_std") or default),
+        interpolation=_INTERPOLATION.get(found.get("resample", 2), "bilinear"),
+        crop=crop / size if cropped and crop is not None and size is not None else 1.0,
+        source="preprocessor_config.json" if found else "default of ViT (no preprocessor_config.json)",
+    )
+    missing = () if found else (f"hf:{name} has no preprocessor_config.json: mean and std of 0.5 are assumed",)
+    return spec, missing
+
+
+def _edge(size: Any) -> int | None:
+    """Return the shorter edge that a preprocessor's ``size`` asks for."""
+    if isinstance(size, dict):
+        size = size.get("shortest_edge", size.get("height"))
+    return int(size) if isinstance(size, int | float) else None
