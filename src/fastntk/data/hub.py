@@ -2,6 +2,9 @@
 
 The picture and the label column are found by their feature types. Ids are row numbers, with the split's name before
 them except in ``train``: 17, test/17. Needs the extra ``hf``; no dataset script is ever run.
+
+Trap: the library keeps converted copies of what it loads in its own cache (HF_DATASETS_CACHE). A sample that a model
+has forgotten is still there until that cache is deleted.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Nothing is unpickled: arrays of Python objects are refused.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ def open_npz(path: Path, split: str | None) -> Catalog:
     if not path.is_file():
         raise InputError(f"no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} is not an .npz archive")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} is a single array, not an .npz archive of x and y; see numpy.savez")
+        with archive:
             return _catalog(path, archive, split)
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} cannot be read as .npz: {error}") from error
 
 
