@@ -11,6 +11,7 @@ from fastntk.errors import BudgetError, InputError
 from fastntk.models import build_model
 from fastntk.recipe import Recipe
 from fastntk.run import Run
+from fastntk.tangent import jacobian
 from fastntk.training import fit, predict
 from fastntk.tuning import Subset, tune
 
@@ -27,6 +28,7 @@ __all__ = [
     "Subset",
     "build_model",
     "fit",
+    "jacobian",
     "load_source",
     "predict",
     "tune",

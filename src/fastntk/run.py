@@ -37,9 +37,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.subset.model is not self.model:
-            raise InputError(
-                "Run: the subset belongs to another model. Use subset.on(model) or tune(model, spec)."
-            )
+            raise InputError("Run: the subset belongs to another model. Use subset.on(model) or tune(model, spec).")
         if not isinstance(self.anchor, Tensor) or self.anchor.shape != (self.subset.numel,):
             came = tuple(self.anchor.shape) if isinstance(self.anchor, Tensor) else type(self.anchor).__name__
             raise InputError(
@@ -53,9 +51,7 @@ class Run:
     def data(self) -> Samples:
         """The samples, or an error that says how to supply them."""
         if self.samples is None:
-            raise InputError(
-                "This run was loaded without its data: Run.load(folder, samples=...) supplies it."
-            )
+            raise InputError("This run was loaded without its data: Run.load(folder, samples=...) supplies it.")
         return self.samples
 
     def save(self, folder: str | Path) -> Path:
@@ -65,9 +61,7 @@ class Run:
         return save_run(self, Path(folder))
 
     @classmethod
-    def load(
-        cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None
-    ) -> Run:
+    def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
         """Read and verify a folder: see :func:`fastntk.bundle.load_run`."""
         from fastntk.bundle import load_run
 

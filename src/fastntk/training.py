@@ -55,9 +55,7 @@ def train(
         return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
 
     with training_mode(model, recipe):
-        history = descend(
-            parameters, gradient, recipe, count=len(samples), keep=keep, description=description
-        )
+        history = descend(parameters, gradient, recipe, count=len(samples), keep=keep, description=description)
     for parameter in parameters:
         parameter.grad = None
     return history

@@ -66,13 +66,9 @@ class _PrefixMode(TorchFunctionMode):
         batch, heads = key.shape[0], key.shape[1]
         width = heads * key.shape[-1]
         if width != self.prompt.key.shape[-1]:
-            raise InputError(
-                f"Prompts are {self.prompt.key.shape[-1]} wide but this block's keys are {width}."
-            )
+            raise InputError(f"Prompts are {self.prompt.key.shape[-1]} wide but this block's keys are {width}.")
         if kwargs.get("is_causal") or (len(rest) > 1 and rest[1]):
-            raise InputError(
-                "Prefix prompts in causal attention are not supported: this is for image classifiers."
-            )
+            raise InputError("Prefix prompts in causal attention are not supported: this is for image classifiers.")
         keys = torch.cat([expand_prefix(self.prompt.key, batch, heads).to(key.dtype), key], dim=-2)
         values = torch.cat([expand_prefix(self.prompt.value, batch, heads).to(value.dtype), value], dim=-2)
         if attn_mask is not None:
@@ -138,14 +134,10 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
     prompts of the same shape keeps them as they are.
     """
     if length < 0 or length % 2:
-        raise InputError(
-            f"prompt_length counts keys and values together, so it is even and ≥ 0; got {length}."
-        )
+        raise InputError(f"prompt_length counts keys and values together, so it is even and ≥ 0; got {length}.")
     chain = transformer_blocks(model)
     if not 1 <= blocks <= len(chain):
-        raise InputError(
-            f"prompt_blocks must be between 1 and {len(chain)} (the model's blocks), got {blocks}."
-        )
+        raise InputError(f"prompt_blocks must be between 1 and {len(chain)} (the model's blocks), got {blocks}.")
     existing = [block for block in chain if hasattr(block, PROMPT_NAME)]
     width = _width(model, chain[0])
     if existing:
@@ -159,9 +151,7 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
         generator = torch.Generator().manual_seed(seed)
         for block in chain[:blocks]:
             like = next(block.parameters())
-            draw = lambda like=like: (PROMPT_STD * torch.randn(length // 2, width, generator=generator)).to(
-                like
-            )
+            draw = lambda like=like: (PROMPT_STD * torch.randn(length // 2, width, generator=generator)).to(like)
             PrefixPrompt(draw(), draw()).attach(block)
     return [name for name, _ in model.named_parameters() if f".{PROMPT_NAME}." in f".{name}"]
 

@@ -20,9 +20,7 @@ WORDS = ("norm", "head", "prompts", "all")
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
-def tune(
-    model: nn.Module, spec: str, *, prompt_length: int = 10, prompt_blocks: int = 5, seed: int = 0
-) -> Subset:
+def tune(model: nn.Module, spec: str, *, prompt_length: int = 10, prompt_blocks: int = 5, seed: int = 0) -> Subset:
     """Choose what is tuned, attach prompts if asked, freeze the rest, and return the subset.
 
     ``prompt_length`` counts keys and values together, in each of the first ``prompt_blocks`` blocks; ``seed`` draws

@@ -34,9 +34,7 @@ class Subset:
         self.names: tuple[str, ...] = tuple(name for name in present if name in wanted)
 
     def __repr__(self) -> str:
-        return (
-            f"Subset({len(self.names)} tensors, {self.numel} numbers, {100 * self.ratio:.2f} % of the model)"
-        )
+        return f"Subset({len(self.names)} tensors, {self.numel} numbers, {100 * self.ratio:.2f} % of the model)"
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

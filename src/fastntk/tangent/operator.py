@@ -1,0 +1,105 @@
+"""Products with J and Jᵀ that never form a row: jvp and vjp, chunk by chunk.
+
+The same interface as stored rows (:class:`fastntk.linalg.RowOperator`). A product costs two to three forward passes over
+the data, so stored rows win as soon as a solve needs more than about C/2 iterations; this is for when they do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fastntk.linalg import GramAccumulator, HeadRows
+from fastntk.models import logits
+from fastntk.tangent.guards import checked_engine
+from fastntk.tangent.rows import RowEngine, iter_rows
+from fastntk.training import fast_layout
+from fastntk.tuning import Subset
+
+
+class TangentOperator:
+    """J of a model at its present weights, on given inputs, as a linear operator."""
+
+    def __init__(self, model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int = 64) -> None:
+        self.engine: RowEngine = checked_engine(model, subset, inputs)
+        self.inputs = fast_layout(model, inputs)
+        self.chunk = chunk
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, C, d)."""
+        return len(self.inputs), self.engine.classes, self.engine.subset.numel
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """J v: (d,) → (n, C), or (d, k) → (n, C, k)."""
+        if v.dim() == 2:
+            return torch.stack([self.matvec(column) for column in v.unbind(1)], -1)
+        subset = self.engine.subset
+        direction = {name: part.to(self.inputs.dtype) for name, part in subset.split(v).items()}
+        values = {name: p.detach() for name, p in subset.parameters.items()}
+
+        def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
+            return logits(_Bound(self.engine.model, part), x)
+
+        # Forward-mode derivatives exist for the plain attention kernel only.
+        with sdpa_kernel(SDPBackend.MATH):
+            parts = [
+                jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1]
+                for x in self.inputs.split(self.chunk)
+            ]
+        return torch.cat(parts).to(v.dtype)
+
+    def rmatvec(self, u: Tensor) -> Tensor:
+        """Jᵀ u: (n, C) → (d,), or (n, C, k) → (d, k)."""
+        if u.dim() == 3:
+            return torch.stack([self.rmatvec(part) for part in u.unbind(2)], -1)
+        subset = self.engine.subset
+        leaves = {name: p.detach().requires_grad_() for name, p in subset.parameters.items()}
+        total = torch.zeros(subset.numel, dtype=torch.float64)
+        for x, weights in zip(self.inputs.split(self.chunk), u.to(self.inputs.dtype).split(self.chunk)):
+            with torch.enable_grad():
+                output = logits(_Bound(self.engine.model, leaves), x)
+                found = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
+            flat = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), found)]
+            total += torch.cat([g.reshape(-1) for g in flat]).double()
+        return total.to(u.dtype)
+
+    def iter_rows(self, chunk: int | None = None) -> Iterator[tuple[slice, HeadRows]]:
+        """The rows themselves, chunk by chunk, made anew."""
+        return iter_rows(self.engine, self.inputs, chunk=chunk)
+
+    def gram(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """A = JᵀJ, (d, d)."""
+        accumulator = GramAccumulator(self.shape[2], dtype)
+        for _, rows in self.iter_rows():
+            accumulator.add(rows)
+        return accumulator.matrix()
+
+    def column_norms2(self) -> Tensor:
+        """The diagonal of A, (d,)."""
+        total = torch.zeros(self.shape[2], dtype=torch.float64)
+        for _, rows in self.iter_rows():
+            total += rows.column_norms2()
+        return total
+
+    def kernel(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Θ = JJᵀ, (n·C, n·C)."""
+        n, classes, _ = self.shape
+        dense = torch.cat([rows.dense().to(dtype) for _, rows in self.iter_rows()]).view(n * classes, -1)
+        return dense @ dense.T
+
+
+class _Bound(nn.Module):
+    """A model with some parameters replaced, callable like a model."""
+
+    def __init__(self, model: nn.Module, part: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._call = lambda x: functional_call(model, part, (x,))
+
+    def forward(self, x: Tensor) -> object:
+        """The model's output under the replaced parameters."""
+        return self._call(x)

@@ -1,0 +1,280 @@
+"""Exact per-sample Jacobian rows of the logits with respect to the tuned parameters.
+
+For a chunk of images: one forward pass, then one backward pass per class over activations only. The floor is
+(C + 1)·t_forward. The head's rows are in closed form: for class c, the features h at W_c and 1 at b_c; they are kept as
+features (:class:`fastntk.linalg.HeadRows`), never as block-diagonal zeros. Where the logits are W·h + b and C exceeds the
+number H of features, J = W·J_h: H backward passes and a product.
+
+Parameters that enter by operations unknown to :mod:`fastntk.tangent.sites` are taken by ``vmap(jacrev)``: slower, still
+exact, and said in :attr:`RowEngine.routes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from fastntk.errors import InputError
+from fastntk.linalg import HeadRows
+from fastntk.models import logits
+from fastntk.tangent.sites import SiteMode
+from fastntk.training import fast_layout
+from fastntk.tuning import Subset, find_head
+
+DEFAULT_CHUNK = 16
+"""Small chunks stay in cache on CPUs: larger ones were slower on every network measured (docs/engine.md)."""
+
+
+class RowEngine:
+    """Knows, after one trial forward pass, by which route each tuned parameter's rows are made."""
+
+    def __init__(self, model: nn.Module, subset: Subset, example: Tensor) -> None:
+        self.model = model
+        self.subset = subset
+        self.slices = subset.slices
+        parameters: dict[str, Tensor] = {name: p for name, p in subset.parameters.items() if p.numel()}
+        with _frozen(model), torch.no_grad():
+            candidate = self._head_candidate()
+            mode = SiteMode(parameters, lambda name, rows: None, head=candidate[1] if candidate else None)
+            with mode:
+                output = logits(model, example)
+        self.classes = int(output.shape[1])
+        self.head = candidate if candidate and _closes(mode, output) else None
+        if candidate and not self.head:
+            mode = self._trial(parameters, example)
+        head_names = set(self.head_names)
+        rest = {name: tensor for name, tensor in parameters.items() if name not in head_names}
+        self.generic = tuple(name for name in rest if name in mode.unsupported)
+        self.unused = tuple(name for name in rest if name not in mode.met and name not in mode.unsupported)
+        self.direct = tuple(name for name in rest if name in mode.met and name not in mode.unsupported)
+        self.reasons = dict(mode.unsupported)
+        self.misplaced: set[str] = set()
+        """Parameters met with a leading dimension that is not the batch; the guards send them the slow way."""
+        self._layout()
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """Tuned parameters of the head whose rows are in closed form."""
+        if self.head is None:
+            return ()
+        return tuple(n for n in (f"{self.head[0]}.weight", f"{self.head[0]}.bias") if n in self.slices)
+
+    @property
+    def features(self) -> int | None:
+        """The number H of head features, where the logits are W·h + b."""
+        return None if self.head is None else int(self.head[1].shape[1])
+
+    @property
+    def via_features(self) -> bool:
+        """Whether rows go through the features because there are more classes than features."""
+        return self.features is not None and self.classes > self.features and bool(self.direct)
+
+    @property
+    def backwards(self) -> int:
+        """Backward passes per chunk."""
+        if not self.direct:
+            return 0
+        return int(self.features or 0) if self.via_features else self.classes
+
+    @property
+    def routes(self) -> dict[str, object]:
+        """JSON-able: which parameters go by which route."""
+        return {
+            "closed form": list(self.head_names),
+            "direct": len(self.direct),
+            "vmap(jacrev)": {name: self.reasons.get(name, "rows disagreed with autograd") for name in self.generic},
+            "unused": list(self.unused),
+            "via features": self.via_features,
+            "backward passes": self.backwards,
+        }
+
+    def demote(self, names: set[str]) -> None:
+        """Send these parameters by ``vmap(jacrev)`` from now on."""
+        self.misplaced -= names
+        self.direct = tuple(name for name in self.direct if name not in names)
+        self.generic = (*self.generic, *sorted(names))
+        self._layout()
+
+    def rows(self, inputs: Tensor) -> HeadRows:
+        """The rows of one chunk of inputs (n, …)."""
+        body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=inputs.dtype, device=inputs.device)
+        features = None
+        with _frozen(self.model):
+            if self.direct or self.head:
+                features = self._direct_rows(inputs, body)
+            if self.generic:
+                self._generic_rows(inputs, body)
+        return self.assemble(body, features if self.weight_columns is not None else None)
+
+    def assemble(self, body: Tensor, features: Tensor | None) -> HeadRows:
+        """Rows from a body (n, C, b) in this engine's column order and the head's features (n, H)."""
+        return HeadRows(
+            body=body,
+            features=features,
+            bias=self.bias_columns is not None,
+            body_columns=self.body_columns,
+            weight_columns=self.weight_columns,
+            bias_columns=self.bias_columns,
+        )
+
+    def probed_rows(self, inputs: Tensor, probes: Tensor) -> Tensor:
+        """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d).
+
+        With probes from :func:`fastntk.linalg.output_probes`, E[RᵀR] = JᵀJ.
+        """
+        if self.generic:
+            return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
+        n, m = len(inputs), probes.shape[2]
+        out = torch.zeros(n, m, self.subset.numel, dtype=inputs.dtype, device=inputs.device)
+        current = 0
+
+        def collect(name: str, rows: Tensor) -> None:
+            out[:, current, self.slices[name]] += rows.reshape(n, -1)
+
+        present = self.subset.parameters
+        mode = SiteMode(
+            {name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None
+        )
+        with _frozen(self.model):
+            with torch.enable_grad(), mode:
+                output = logits(self.model, inputs)
+            for current in range(m if self.direct else 0):
+                weights = probes[:, :, current].to(output)
+                torch.autograd.grad(output, mode.handle, weights, retain_graph=current + 1 < m, allow_unused=True)
+        for name in self.head_names:
+            part = probes.transpose(1, 2).to(out)
+            if name.endswith("weight"):
+                assert mode.features is not None
+                part = torch.einsum("nmc,nh->nmch", part, mode.features.detach()).flatten(2)
+            out[:, :, self.slices[name]] = part
+        return out
+
+    def _direct_rows(self, inputs: Tensor, body: Tensor) -> Tensor | None:
+        target = torch.zeros(len(inputs), self.features or 0, body.shape[2]) if self.via_features else body
+        current = 0
+
+        def collect(name: str, rows: Tensor) -> None:
+            if len(rows) != len(inputs):
+                self.misplaced.add(name)
+                return
+            target[:, current, self.places[name]] += rows.reshape(len(rows), -1)
+
+        present = self.subset.parameters
+        mode = SiteMode(
+            {name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None
+        )
+        with torch.enable_grad() if self.direct else torch.no_grad(), mode:
+            output = logits(self.model, inputs)
+        source = mode.features if self.via_features else output
+        assert source is not None
+        for current in range(self.backwards):
+            torch.autograd.grad(
+                source[:, current].sum(), mode.handle, retain_graph=current + 1 < self.backwards, allow_unused=True
+            )
+        if self.via_features and self.head is not None:
+            width = len(self.direct_columns)
+            body[:, :, :width] = torch.matmul(self.head[1].detach(), target[:, :, :width])
+        return None if mode.features is None else mode.features.detach()
+
+    def _generic_rows(self, inputs: Tensor, body: Tensor) -> None:
+        present = self.subset.parameters
+        values = {name: present[name].detach() for name in self.generic}
+
+        def one(part: dict[str, Tensor], x: Tensor) -> Tensor:
+            model = self.model
+            output = functional_call(model, part, (x.unsqueeze(0),))
+            output = output if isinstance(output, Tensor) else output.logits
+            return output.squeeze(0)
+
+        jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
+        for name, rows in jacobians.items():
+            body[:, :, self.places[name]] = rows.flatten(2)
+
+    def _head_candidate(self) -> tuple[str, nn.Parameter, nn.Parameter | None] | None:
+        try:
+            name, layer = find_head(self.model)
+        except InputError:
+            return None
+        return name, layer.weight, layer.bias
+
+    def _trial(self, parameters: dict[str, Tensor], example: Tensor) -> SiteMode:
+        with _frozen(self.model), torch.no_grad():
+            mode = SiteMode(parameters, lambda name, rows: None)
+            with mode:
+                logits(self.model, example)
+        return mode
+
+    def _layout(self) -> None:
+        """Body columns in the order direct, generic, unused; the head's apart."""
+        span = lambda name: torch.arange(self.slices[name].start, self.slices[name].stop)
+        order = (*self.direct, *self.generic, *self.unused)
+        self.places: dict[str, slice] = {}
+        start = 0
+        for name in order:
+            stop = start + len(span(name))
+            self.places[name] = slice(start, stop)
+            start = stop
+        empty = torch.empty(0, dtype=torch.long)
+        self.direct_columns = torch.cat([empty, *(span(name) for name in self.direct)])
+        self.body_columns = torch.cat([empty, *(span(name) for name in order)])
+        self.weight_columns: Tensor | None = None
+        self.bias_columns: Tensor | None = None
+        for name in self.head_names:
+            if name.endswith("weight"):
+                self.weight_columns = span(name).view(self.classes, -1)
+            else:
+                self.bias_columns = span(name)
+
+
+def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) -> Iterator[tuple[slice, HeadRows]]:
+    """Yield (which samples, their rows), chunk by chunk."""
+    inputs = fast_layout(engine.model, inputs)
+    size = chunk or DEFAULT_CHUNK
+    if size < 1:
+        raise InputError(f"chunk must be ≥ 1, got {size}.")
+    for start in range(0, len(inputs), size):
+        part = slice(start, min(start + size, len(inputs)))
+        yield part, engine.rows(inputs[part])
+
+
+def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype.
+
+    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.linearise`, which keeps the head's block as
+    features and can write to disk.
+    """
+    from fastntk.tangent.guards import checked_engine
+
+    engine = checked_engine(model, subset, inputs)
+    out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=inputs.dtype, device=inputs.device)
+    for part, rows in iter_rows(engine, inputs, chunk=chunk):
+        out[part] = rows.dense()
+    return out
+
+
+def _closes(mode: SiteMode, output: Tensor) -> bool:
+    """Whether the head was called once, on flat features, and its output is the model's."""
+    made, features = mode.head_output, mode.features
+    return (
+        made is not None
+        and features is not None
+        and features.dim() == 2
+        and (made is output or (made.shape == output.shape and torch.equal(made, output)))
+    )
+
+
+@contextlib.contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for gradients inside: only the sites record anything."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    for parameter, _ in flags:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

@@ -1,0 +1,256 @@
+"""Rows against ``vmap(jacrev)``, the slow and obvious way, on networks of every kind we claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+import fastntk
+from fastntk.errors import InputError
+from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.tangent import RowEngine, TangentOperator, checked_engine
+from fastntk.tuning import Subset
+
+
+def oracle(model: nn.Module, subset: Subset, inputs: Tensor) -> Tensor:
+    values = {name: p.detach() for name, p in subset.parameters.items()}
+
+    def one(part: dict[str, Tensor], x: Tensor) -> Tensor:
+        output = functional_call(model, part, (x.unsqueeze(0),))
+        return (output if isinstance(output, Tensor) else output.logits)[0]
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        rows = vmap(jacrev(one), (None, 0))(values, inputs)
+    return torch.cat([rows[name].flatten(2) for name in subset.names], dim=2)
+
+
+class GroupNormCNN(nn.Module):
+    """What a user might write: GroupNorm, in-place activations, a two-layer head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 12, 3, stride=2, groups=2), nn.GroupNorm(3, 12)
+        self.hidden, self.out = nn.Linear(12, 7), nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.norm1(self.conv1(x)))
+        x = torch.relu_(self.norm2(self.conv2(x)))
+        return self.out(torch.relu(self.hidden(x.mean((2, 3)))))
+
+
+class OddCNN(nn.Module):
+    """Parameters in operations that the sites do not know: a bare scale, a token, a conv with string padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding="same")
+        self.scale = nn.Parameter(torch.rand(6, 1, 1))
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.conv(x) * self.scale).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.out(torch.tanh(self.norm(x)).mean(1))
+
+
+class FlippedLayout(nn.Module):
+    """Puts the batch second before a norm layer: rows by the leading dimension would be of the wrong sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(x.transpose(0, 1))).mean(0))
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """Heads start at zero and norms at one: move everything so that no row is trivially right."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+        for m in model.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.running_mean.normal_(0, 0.3, generator=generator)
+                m.running_var.uniform_(0.5, 2, generator=generator)
+    return model.eval()
+
+
+def resnet() -> tuple[nn.Module, tuple[int, ...]]:
+    return fastntk.build_model("resnet20", num_classes=5), (3, 16, 16)
+
+
+def mobilenet() -> tuple[nn.Module, tuple[int, ...]]:
+    return fastntk.build_model("mobilenetv2_x0_5", num_classes=4), (3, 16, 16)
+
+
+def timm_vit() -> tuple[nn.Module, tuple[int, ...]]:
+    ensure_operators()
+    pytest.importorskip("timm")
+    return fastntk.build_model("timm:vit_tiny_patch16_224", num_classes=4, image_size=32), (3, 32, 32)
+
+
+def hf_vit(tmp: object = None) -> tuple[nn.Module, tuple[int, ...]]:
+    ensure_operators()
+    pytest.importorskip("transformers")
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=6,
+        num_attention_heads=3,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=8,
+        num_labels=4,
+        attn_implementation="sdpa",
+    )
+    return ViTForImageClassification(config), (3, 16, 16)
+
+
+CASES: list[tuple[Callable[[], tuple[nn.Module, tuple[int, ...]]], str]] = [
+    (resnet, "norm+head"),
+    (mobilenet, "norm+head"),
+    (timm_vit, "prompts+head"),
+    (timm_vit, "norm+head"),
+    (hf_vit, "prompts+head"),
+    (hf_vit, "norm+head"),
+    (lambda: (GroupNormCNN(), (3, 9, 9)), "norm+head"),
+    (lambda: (GroupNormCNN(), (3, 9, 9)), "norm+hidden.*+out.weight"),
+    (lambda: (GroupNormCNN(), (3, 9, 9)), "all"),
+    (lambda: (OddCNN(), (3, 6, 6)), "all"),
+    (lambda: (FlippedLayout(), (5, 8)), "norm+head"),
+]
+
+
+@pytest.mark.parametrize(("build", "spec"), CASES, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+def test_rows_equal_vmap_jacrev(
+    build: Callable[[], tuple[nn.Module, tuple[int, ...]]], spec: str, dtype: torch.dtype
+) -> None:
+    model, shape = build()
+    subset = fastntk.tune(model, spec)
+    shaken(model).to(dtype)
+    inputs = torch.randn(5, *shape, dtype=dtype)
+    expected = oracle(model, subset, inputs)
+    made = fastntk.jacobian(model, subset, inputs, chunk=3)
+    assert made.shape == (5, expected.shape[1], subset.numel)
+    assert made.dtype == dtype
+    error = (made - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 1e-10)
+
+
+def test_chunk_size_does_not_matter_and_the_model_is_untouched() -> None:
+    model, shape = resnet()
+    subset = fastntk.tune(model, "norm+head")
+    shaken(model).double()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    flags = {n: p.requires_grad for n, p in model.named_parameters()}
+    inputs = torch.randn(6, *shape, dtype=torch.float64)
+    one, all_ = (fastntk.jacobian(model, subset, inputs, chunk=c) for c in (1, 6))
+    torch.testing.assert_close(one, all_)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert flags == {n: p.requires_grad for n, p in model.named_parameters()}
+    assert not model.training
+
+
+def test_more_classes_than_features_goes_through_the_features() -> None:
+    model = shaken(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(),
+                                 nn.Linear(4, 11)))  # fmt: skip
+    subset = fastntk.tune(model, "norm+head")
+    inputs = torch.randn(3, 3, 6, 6)
+    engine = checked_engine(model, subset, inputs)
+    assert engine.via_features
+    assert engine.backwards == 4
+    torch.testing.assert_close(engine.rows(inputs).dense(), oracle(model, subset, inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_routes_say_what_went_where() -> None:
+    model = shaken(OddCNN())
+    subset = fastntk.tune(model, "all")
+    engine = checked_engine(model, subset, torch.randn(2, 3, 6, 6))
+    assert set(engine.generic) == {"scale", "token", "conv.weight", "conv.bias"}
+    assert engine.head_names == ("out.weight", "out.bias")
+    flipped = shaken(FlippedLayout())
+    engine = checked_engine(flipped, fastntk.tune(flipped, "norm+head"), torch.randn(5, 5, 8))
+    assert set(engine.generic) == {"norm.weight", "norm.bias"}
+
+
+def test_the_head_is_kept_as_features() -> None:
+    model, shape = resnet()
+    subset = fastntk.tune(model, "norm+head")
+    shaken(model)
+    rows = RowEngine(model, subset, torch.randn(2, *shape)).rows(torch.randn(4, *shape))
+    assert rows.features is not None
+    assert rows.features.shape == (4, 64)
+    assert rows.body.shape[2] == subset.numel - 5 * 65
+
+
+def test_operator_is_the_same_map_as_the_rows() -> None:
+    for build, spec in ((resnet, "norm+head"), (timm_vit, "prompts+head")):
+        model, shape = build()
+        subset = fastntk.tune(model, spec)
+        shaken(model).double()
+        inputs = torch.randn(3, *shape, dtype=torch.float64)
+        rows = fastntk.jacobian(model, subset, inputs)
+        operator = TangentOperator(model, subset, inputs, chunk=2)
+        v, u = torch.randn(subset.numel, 2).double(), torch.randn(3, rows.shape[1]).double()
+        torch.testing.assert_close(operator.matvec(v), rows @ v)
+        torch.testing.assert_close(operator.rmatvec(u), torch.einsum("nc,ncd->d", u, rows))
+        torch.testing.assert_close(operator.column_norms2(), rows.square().sum((0, 1)))
+    torch.testing.assert_close(operator.kernel(), rows.flatten(0, 1) @ rows.flatten(0, 1).T)
+
+
+def test_probed_rows_are_combinations_of_rows() -> None:
+    model, shape = resnet()
+    subset = fastntk.tune(model, "norm+head")
+    shaken(model).double()
+    inputs = torch.randn(3, *shape, dtype=torch.float64)
+    probes = torch.randn(3, 5, 2, dtype=torch.float64)
+    made = checked_engine(model, subset, inputs).probed_rows(inputs, probes)
+    expected = torch.einsum("ncd,ncm->nmd", fastntk.jacobian(model, subset, inputs), probes)
+    torch.testing.assert_close(made, expected)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.dropout(x, 0.5))
+
+
+class Coupled(Dropping):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "message"),
+    [
+        (lambda: nn.Linear(6, 3).train(), torch.randn(4, 6), "model.eval()"),
+        (lambda: nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval(), torch.randn(4, 6),
+         "running statistics"),
+        (lambda: Dropping().eval(), torch.randn(4, 6), "random is active"),
+        (lambda: Coupled().eval(), torch.randn(4, 6), "samples are coupled"),
+        (lambda: nn.Linear(6, 3).eval(), torch.randn(4, 6).double(), "float64"),
+        (lambda: nn.Linear(6, 3).eval(), torch.randn(4, 7), "cannot take inputs of shape"),
+        (lambda: nn.Linear(6, 3).eval(), torch.empty(0, 6), "at least one input"),
+        (lambda: nn.Linear(6, 3).eval(), torch.full((4, 6), torch.nan), "not finite"),
+        (lambda: nn.Linear(6, 3).eval(), torch.empty(4, 6, device="meta"), "on meta"),
+    ],
+)  # fmt: skip
+def test_guards_explain_themselves(build: Callable[[], nn.Module], inputs: Tensor, message: str) -> None:
+    model = build()
+    subset = fastntk.tune(model, "head")
+    with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        fastntk.jacobian(model, subset, inputs)
