@@ -66,6 +66,7 @@ def download(url: str, *, sha256: str | None = None, md5: str | None = None, fol
             for chunk in _fetch(url, target=target):
                 stream.write(chunk)
         _check(partial, url=url, sha256=sha256, md5=md5, name=target)
+        os.chmod(partial, 0o644)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)

@@ -146,10 +146,12 @@ def _weights(name: str, weights: str | Path) -> tuple[dict[str, Tensor] | None, 
 def _load(
     transformers: Any, name: str, *, config: Any, state: dict[str, Tensor] | None
 ) -> tuple[nn.Module, tuple[str, ...]]:
+    # Auto classes insist on a name, a concrete class also takes tensors alone.
     auto = transformers.AutoModelForImageClassification
+    loader: Any = auto if state is None else type(_create(transformers, config)[0])
 
     def make(**arguments: Any) -> Any:
-        return auto.from_pretrained(
+        return loader.from_pretrained(
             _location(name) if state is None else None,
             config=copy.deepcopy(config),
             state_dict=state,

@@ -61,7 +61,7 @@ def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], *, heads: Seq
         if name in expected and value.shape != expected[name].shape
     ]
     problems = [
-        f"{label}: {listing(names)}"
+        f"{label}: {listing(sorted(names))}"
         for label, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", shapes))
         if names
     ]

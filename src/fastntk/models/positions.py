@@ -1,6 +1,7 @@
-"""Resample learned position embeddings to another number of patches (bicubic, antialiased), prefix tokens kept.
+"""Resample learned position embeddings to another number of patches (bicubic), prefix tokens kept.
 
-For Hugging Face models, whose classes differ in what they resample themselves. timm has its own, which is used there.
+For Hugging Face models, not all of which resample themselves; those that do (``interpolate_pos_encoding``) get the same
+numbers from here. timm has its own, which is used there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,6 @@ def resample_positions(positions: Tensor, *, tokens: int, grid: int) -> Tensor:
         )
     head, body = positions[:, :prefix].float(), positions[:, prefix:].float()
     images = body.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    images = F.interpolate(images, size=(grid, grid), mode="bicubic", antialias=True, align_corners=False)
+    images = F.interpolate(images, size=(grid, grid), mode="bicubic", align_corners=False)
     body = images.permute(0, 2, 3, 1).reshape(1, grid * grid, -1)
     return torch.cat([head, body], dim=1).to(positions.dtype)
