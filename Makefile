@@ -1,0 +1,49 @@
+# make demo   everything on embedded data, offline once installed
+# make test   all extras, then the tests (the default tier; `make slow` runs the long ones)
+# make check  format, lint, strict types
+# make bench  benchmarks, which print ratios
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
+CORE := $(VENV)/.core-installed
+ALL := $(VENV)/.all-installed
+
+.PHONY: demo test slow check format bench clean
+
+demo: $(CORE)
+	$(BIN)/fastntk demo --out demo-out
+
+test: $(ALL)
+	$(BIN)/python -m pytest
+
+slow: $(ALL)
+	$(BIN)/python -m pytest -m slow
+
+check: $(ALL)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(ALL)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(ALL)
+	$(BIN)/python -m benchmarks
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps depend on what decides an installation, so a second run is quick. All extras include the core; a core
+# installation after them takes nothing away.
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	touch $@
+
+$(ALL): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[timm,hf,test]'
+	touch $(CORE) $@
+
+clean:
+	rm -rf demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

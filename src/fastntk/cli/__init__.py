@@ -1,0 +1,26 @@
+"""The command line: one small file a command, heavy imports inside the commands, every failure a plain sentence.
+
+Exit codes: 0 success, 1 our fault, 2 wrong usage or input, 3 a stated threshold is not met, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+
+def main() -> None:
+    """Run the command line; the entry point of ``fastntk``."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        from fastntk.cli.app import app
+    except KeyboardInterrupt:
+        print("interrupted, nothing was changed", file=sys.stderr)
+        sys.exit(130)
+    app(prog_name="fastntk")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """Leave through the usual clean-up, so that a polite kill leaves no unfinished folder behind."""
+    raise SystemExit(128 + number)

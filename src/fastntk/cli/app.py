@@ -1,0 +1,101 @@
+"""The typer application: its commands, and the one place where an exception becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fastntk.cli.demo import demo
+from fastntk.cli.finetune import finetune
+from fastntk.cli.info import info
+from fastntk.cli.pretrain import pretrain
+from fastntk.errors import InputError
+
+DEBUG = "FASTNTK_DEBUG"
+
+# typer carries a copy of click from some release on; this finds the base of its usage errors in either.
+_USAGE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+
+
+class Guarded(TyperGroup):
+    """A command group in which no exception of a command escapes as a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command and turn what it raises into a message on standard error and an exit code."""
+        debug = bool(ctx.params.get("debug"))
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, _USAGE, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            _fail("interrupted, nothing was changed", debug=debug)
+            raise typer.Exit(130) from None
+        except InputError as error:
+            _fail(f"Error: {error}", debug=debug)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno not in _SYSTEM:
+                _unexpected(error, debug=debug)
+                raise typer.Exit(1) from None
+            _fail(f"Error: the system refuses: {error.strerror} ({error.filename}).", debug=debug)
+            raise typer.Exit(2) from None
+        except Exception as error:
+            _unexpected(error, debug=debug)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Guarded,
+    name="fastntk",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+for command in (demo, finetune, info, pretrain):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("fastntk"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of whatever goes wrong.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Make a fine-tuned image classifier forget a class, a person or a list of images.
+
+    Start with: fastntk demo --out demo-out
+    """
+
+
+def _fail(message: str, *, debug: bool) -> None:
+    """Print to standard error; the traceback first where debugging was asked for."""
+    if debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+
+
+def _unexpected(error: Exception, *, debug: bool) -> None:
+    text = str(error).strip().splitlines()
+    _fail(
+        f"fastntk failed in a way it should not: {type(error).__name__}: {text[0] if text else 'no message'}\n"
+        "This is a bug of fastntk: please report it with the command you ran and what `fastntk --debug ...` prints.",
+        debug=debug,
+    )

@@ -1,0 +1,187 @@
+"""``fastntk finetune``: fine-tune a stock model on a data source and keep the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastntk.cli.options import DATA_HELP, Json, Overwrite, Seed, Threads, use_threads
+from fastntk.cli.output import Output, duration, percent, progress
+
+if TYPE_CHECKING:
+    from fastntk.data import Samples
+    from fastntk.recipe import Recipe
+    from fastntk.run import Run
+    from fastntk.tuning import Subset
+
+
+def finetune(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="resnet20 … resnet110, mobilenetv2_x0_5, timm:NAME, or hf:NAME-OR-FOLDER."
+        ),
+    ],
+    data: Annotated[str, typer.Option("--data", metavar="SRC", help=DATA_HELP)],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The new folder to write.")],
+    tune: Annotated[
+        str,
+        typer.Option("--tune", metavar="SPEC", help="What is tuned: a sum of norm, head, prompts, all, or name globs."),
+    ] = "norm+head",
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="cifar100, pretrained (the publisher's) or a file; none = random.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option("--image-size", help="Pixels a side the model is built for.")
+    ] = None,
+    images_per_class: Annotated[
+        int | None, typer.Option("--images-per-class", help="Use only the first N images of each class.")
+    ] = None,
+    only_classes: Annotated[
+        str | None, typer.Option("--only-classes", help="The first K classes (a number), or names joined by commas.")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs")] = 20,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate at the first step.")] = 2e-3,
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adam or sgd.")] = "adam",
+    schedule: Annotated[str, typer.Option("--schedule", help="cosine, linear or constant.")] = "cosine",
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", help="Pull towards the values before fine-tuning.")
+    ] = 1e-3,
+    seed: Seed = 0,
+    prompt_length: Annotated[int, typer.Option("--prompt-length", help="Keys and values together, a block.")] = 10,
+    prompt_blocks: Annotated[int, typer.Option("--prompt-blocks", help="How many of the first blocks.")] = 5,
+    threads: Threads = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Fine-tune a small part of a stock model, and keep what unlearning needs to know of it.
+
+    The run folder holds the weights, their values before fine-tuning, the recipe and digests of the data; never the
+    data itself.
+
+    Examples:
+
+    fastntk finetune resnet20 --weights cifar100 --data digits --images-per-class 60 --epochs 10 --out runs/digits
+
+    fastntk finetune resnet20 --weights cifar100 --data cifar10-5k.npz --tune norm+head --out runs/cifar
+
+    fastntk finetune timm:vit_small_patch14_dinov2 --weights vit.safetensors --image-size 112
+    --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
+    """
+    from fastntk.atomic import check_output
+    from fastntk.bundle import save_run
+    from fastntk.manifest import is_bundle
+    from fastntk.recipe import Recipe
+    from fastntk.training import fit
+
+    output = Output(as_json=json)
+    check_output(out, overwrite=overwrite, replaceable=is_bundle)
+    recipe = Recipe(
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
+        optimizer=optimizer,  # type: ignore[arg-type]  # checked by Recipe, which names the choices
+        schedule=schedule,  # type: ignore[arg-type]
+        weight_decay=weight_decay,
+        seed=seed,
+    )
+    use_threads(threads)
+    source = {"data": portable(data), "images_per_class": images_per_class, "only_classes": only_classes}
+    with progress():
+        subset, samples = prepare(
+            model,
+            source,
+            spec=tune,
+            weights=weights,
+            image_size=image_size,
+            prompts={"prompt_length": prompt_length, "prompt_blocks": prompt_blocks},
+            seed=seed,
+        )
+        announce(output, model, subset=subset, samples=samples, recipe=recipe, source=source)
+        run = dataclasses.replace(fit(subset.model, subset, samples, recipe), source=source)
+        save_run(run, out, overwrite=overwrite)
+    record = summary(run, name=model, out=out)
+    seconds, accuracy = record["seconds"], record["accuracy"]
+    if accuracy is not None:
+        output.say(f"Fine-tuned in {duration(seconds)}: {percent(accuracy)} of the samples right in the last epoch.")
+    output.finish(record, wrote=str(out), then=f"fastntk info {out}")
+
+
+def prepare(
+    name: str,
+    source: dict[str, Any],
+    *,
+    spec: str,
+    weights: str | None,
+    image_size: int | None,
+    prompts: dict[str, int],
+    seed: int,
+) -> tuple[Subset, Samples]:
+    """Build the model for the classes of the source, choose what is tuned, and load the data for that model."""
+    from fastntk.data import load_source
+    from fastntk.data.catalog import select
+    from fastntk.data.sources import open_source
+    from fastntk.models import build_model, input_spec
+    from fastntk.tuning import tune
+
+    chosen = {"images_per_class": source["images_per_class"], "only_classes": source["only_classes"]}
+    classes = select(open_source(source["data"]), **chosen).classes
+    model = build_model(name, num_classes=len(classes), weights=weights, image_size=image_size)
+    subset = tune(model, spec, seed=seed, **prompts)
+    return subset, load_source(source["data"], spec=input_spec(model), **chosen)
+
+
+def announce(
+    output: Output, name: str, *, subset: Subset, samples: Samples, recipe: Recipe, source: dict[str, Any]
+) -> None:
+    """Say what is about to happen and how long it will take."""
+    from fastntk.cli.estimate import training_seconds
+
+    decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
+    output.say("Fine-tuning")
+    output.facts(
+        {
+            "model": name,
+            "tuned": f"{subset.numel:,} of {round(subset.numel / subset.ratio):,} parameters ({percent(subset.ratio)})",
+            "data": f"{len(samples):,} samples in {samples.num_classes} classes from {source['data']}",
+            "recipe": f"{recipe.epochs} epochs, {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
+            f"batches of {recipe.batch_size}{decay}, seed {recipe.seed}",
+            "estimate": f"{duration(training_seconds(subset, samples, recipe))}, from one short batch",
+        }
+    )
+
+
+def summary(run: Run, *, name: str, out: Path) -> dict[str, Any]:
+    """The record that ``--json`` prints."""
+    assert run.recipe is not None
+    last = run.history[-1] if run.history else {}
+    return {
+        "command": "finetune",
+        "out": str(out),
+        "model": name,
+        "tuned": run.subset.numel,
+        "ratio": run.subset.ratio,
+        "samples": len(run.data),
+        "classes": run.data.num_classes,
+        "source": run.source,
+        "recipe": run.recipe.to_dict(),
+        "loss": last.get("loss"),
+        "accuracy": last.get("accuracy"),
+        "seconds": sum(epoch["seconds"] for epoch in run.history),
+    }
+
+
+def portable(data: str) -> str:
+    """The source word with an absolute path, so that the run finds its data from any folder."""
+    from fastntk.data.sources import parse_source
+
+    name = parse_source(data)
+    if not name.place or name.kind == "hf":
+        return data
+    place = Path(name.place).expanduser().resolve()
+    split = "" if name.split is None else f"@{name.split}"
+    return f"{place}{split}" if name.kind in ("npz", "folder") else f"{name.kind}:{place}{split}"

@@ -1,0 +1,52 @@
+"""``fastntk info``: what a run folder holds, after verifying every byte of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastntk.cli.options import Json, RunFolder
+from fastntk.cli.output import Output, percent
+
+
+def info(run: RunFolder, json: Json = False) -> None:
+    """Show what a run folder holds, verified: every file's size and SHA-256, and the manifest's own digest.
+
+    Examples:
+
+    fastntk info runs/digits
+
+    fastntk info runs/digits --json | jq .recipe
+    """
+    from fastntk.manifest import read_bundle
+
+    output = Output(as_json=json)
+    manifest = read_bundle(run).manifest
+    if not json:
+        output.say(f"{run}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
+        output.facts(_facts(manifest))
+        output.table(
+            ("file", "bytes", "SHA-256"),
+            [(name, f"{file['bytes']:,}", file["sha256"][:16] + "…") for name, file in manifest["files"].items()],
+        )
+        output.say("All files are as they were written.")
+    output.finish({"command": "info", "folder": str(run), "verified": True, **manifest})
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
+    card, data, recipe = manifest["model"]["card"], manifest["data"], manifest["recipe"]
+    history, source = manifest["history"], manifest["source"]
+    name = f"{manifest['model']['class']} (not made by build_model)" if card is None else card["name"]
+    weights = "unknown" if card is None else card["weights"] or "random"
+    facts = {
+        "model": name,
+        "weights": weights,
+        "tuned": f"{manifest['tuned']:,} parameters ({percent(manifest['ratio'])})",
+        "data": f"{data['count']:,} samples, {data['num_classes']} classes, digest {data['digest'][:16]}…",
+        "source": "not recorded" if source is None else source["data"],
+        "recipe": "not recorded" if recipe is None else ", ".join(f"{key} {value}" for key, value in recipe.items()),
+        "BN statistics": manifest["bn_stats"],
+    }
+    if history:
+        facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, {percent(history[-1]['accuracy'])} right"
+    return facts

@@ -1,0 +1,79 @@
+"""What commands print: sentences and tables for people, or with ``--json`` one object on standard output.
+
+With ``--json`` everything meant for people goes to standard error; without it, to standard output. Progress bars are on
+standard error always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastntk.progress import show_progress
+
+
+class Output:
+    """Where one command talks to; ``as_json`` chooses the form."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(stderr=as_json, highlight=False)
+
+    def say(self, text: str = "") -> None:
+        """Print a sentence for people; not parsed as markup, for paths may have brackets."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """Print a list of name and value, aligned."""
+        width = max(len(name) for name in facts)
+        for name, value in facts.items():
+            self.say(f"  {name:<{width}}  {value}")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
+        """Print a table; the first column is text, the others are numbers."""
+        table = Table(title=title, title_justify="left")
+        for number, name in enumerate(columns):
+            table.add_column(name, justify="left" if number == 0 else "right")
+        for row in rows:
+            table.add_row(*(Text(str(value)) for value in row))
+        self.console.print(table)
+
+    def finish(self, record: Mapping[str, Any], *, wrote: str | None = None, then: str | None = None) -> None:
+        """End a command: the record as JSON, or what was written and the next sensible command."""
+        if self.as_json:
+            json.dump(record, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            return
+        if wrote is not None:
+            self.say(f"Wrote {wrote}")
+        if then is not None:
+            self.say(f"Next: {then}")
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[None]:
+    """Bars on standard error, if somebody watches it."""
+    with show_progress(enabled=sys.stderr.isatty()):
+        yield
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 0.4 s, 35 s, 4 min, 2.5 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with two decimals."""
+    return f"{100 * fraction:.2f} %"

@@ -1,0 +1,312 @@
+"""The commands end to end, in this process and in real ones; every wrong usage is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fastntk
+from fastntk.bundle import load_run, source_samples
+from fastntk.cli import app as app_module
+from fastntk.cli import demo as demo_module
+from fastntk.cli.app import app
+from fastntk.cli.finetune import finetune, portable
+from fastntk.cli.output import duration
+from fastntk.manifest import read_manifest
+
+SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]
+
+
+def fastntk_command(*arguments: object) -> Any:
+    """Run a command in this process; ``stdout`` and ``stderr`` of the result are apart."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fastntk.cli", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return subprocess.Popen(command, text=True, env=environment, stdout=-1, stderr=-1, **options)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    result = fastntk_command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_finetune_says_what_it_does_and_writes_a_run_that_loads(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "digits"
+    result = fastntk_command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
+    assert result.exit_code == 0, result.output
+    for part in ("resnet20", "tuned", "12 samples in 3 classes", "1 epochs", "estimate", f"Wrote {out}", "Next: fast"):
+        assert part in result.stdout
+    samples = source_samples(read_manifest(out))
+    run = load_run(out, samples=samples)
+    assert len(run.data) == 12
+    assert run.recipe == fastntk.Recipe(epochs=1, seed=1)
+    assert run.subset.numel == 1571
+    assert [path.name for path in out.parent.iterdir()] == ["digits"]
+
+
+def test_json_is_one_object_and_nothing_else(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = fastntk_command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out, "--json")
+    record = json.loads(result.stdout)
+    assert record["command"] == "finetune"
+    assert (record["samples"], record["classes"], record["tuned"]) == (12, 3, 1571)
+    assert record["recipe"]["epochs"] == 1
+    assert "estimate" in result.stderr
+    # The same command gives the same weights.
+    for part in ("tuned", "anchor", "base"):
+        name = f"{part}.safetensors"
+        assert (out / name).read_bytes() == (run_folder / name).read_bytes()
+
+
+def test_info_shows_and_verifies(run_folder: Path) -> None:
+    shown = fastntk_command("info", run_folder)
+    assert shown.exit_code == 0
+    for part in ("resnet20", "cifar100", "12 samples", "digits", "tuned.safetensors", "as they were written"):
+        assert part in shown.stdout
+    record = json.loads(fastntk_command("info", run_folder, "--json").stdout)
+    assert record["verified"] is True
+    assert record["data"]["count"] == 12
+
+
+def test_pretrain_makes_weights_that_finetune_takes(tmp_path: Path) -> None:
+    weights, out = tmp_path / "w.safetensors", tmp_path / "run"
+    options = ["--data", "digits", "--images-per-class", "2", "--epochs", "1", "--batch-size", "10"]
+    result = fastntk_command("pretrain", "resnet20", *options, "--out", weights, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["classes"] == 10
+    assert "estimate" in result.stderr
+    assert fastntk_command("finetune", "resnet20", "--weights", weights, *SMALL, "--out", out).exit_code == 0
+    assert read_manifest(out)["model"]["card"]["weights_sha256"] == json.loads(result.stdout)["sha256"]
+
+
+def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "EPOCHS", 1)
+    monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
+    out = tmp_path / "demo"
+    for _ in range(2):
+        result = fastntk_command("demo", "--out", out)
+        assert result.exit_code == 0, result.output
+    assert "fine-tuned" in result.stdout
+    record = json.loads((out / "demo.json").read_text())
+    assert [row["model"] for row in record["rows"]] == ["before fine-tuning", "fine-tuned"]
+    load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
+    (out / "demo.json").unlink()
+    refused = fastntk_command("demo", "--out", out)
+    assert refused.exit_code == 2
+    assert "not replaced" in refused.stderr
+    assert (out / "run").is_dir()
+
+
+def test_recipe_defaults_are_those_of_the_library() -> None:
+    options = inspect.signature(finetune).parameters
+    for name, value in fastntk.Recipe().to_dict().items():
+        if name in options:
+            assert options[name].default == value, name
+    assert options["prompt_length"].default == inspect.signature(fastntk.tune).parameters["prompt_length"].default
+    assert options["prompt_blocks"].default == inspect.signature(fastntk.tune).parameters["prompt_blocks"].default
+
+
+def test_every_command_teaches_by_example() -> None:
+    top = fastntk_command("--help")
+    commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
+    assert set(commands) >= {"demo", "finetune", "info", "pretrain"}
+    for name in commands:
+        assert name in top.stdout
+        shown = fastntk_command(name, "--help")
+        assert shown.exit_code == 0
+        assert f"fastntk {name} " in shown.stdout
+        assert "Example" in shown.stdout
+        assert "--json" in shown.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with things that are in the way or broken."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing of use")
+    (tmp_path / "empty-classes" / "cats").mkdir(parents=True)
+    for name in ("short", "edited", "future"):
+        subprocess.run(["cp", "-r", str(run_folder), name], check=True)
+    os.truncate("short/base.safetensors", 500)
+    Path("edited/manifest.json").write_text(Path("edited/manifest.json").read_text().replace("digits", "digitz"))
+    text = Path("future/manifest.json").read_text()
+    Path("future/manifest.json").write_text(text.replace('"version": 1', '"version": 99', 1))
+    return tmp_path
+
+
+TUNE = "finetune resnet20 --data digits --images-per-class 2 --epochs 1"
+WRONG = {
+    "nonsense": "No such command",
+    "finetune": "Missing",
+    "finetune resnet20 --data digits": "--out",
+    f"{TUNE} --out new --colour red": "No such option",
+    f"{TUNE} --out new --epochs many": "'--epochs'",
+    f"{TUNE} --out new --epochs -1": "epochs must be",
+    f"{TUNE} --out new --lr 0": "lr must be",
+    f"{TUNE} --out new --lr nan": "lr must be",
+    f"{TUNE} --out new --batch-size 0": "batch_size must be",
+    f"{TUNE} --out new --optimizer rmsprop": "adam, sgd",
+    f"{TUNE} --out new --schedule steps": "cosine, linear, constant",
+    f"{TUNE} --out new --weight-decay -1": "weight_decay must be",
+    f"{TUNE} --out new --seed -3": "--seed",
+    f"{TUNE} --out new --threads 0": "--threads",
+    f"{TUNE} --out new --tune prompts": "vision transformer",
+    f"{TUNE} --out new --tune norm+": "empty term",
+    f"{TUNE} --out new --tune nose": "Unknown spec term",
+    f"{TUNE} --out new --weights bad.safetensors": "bad.safetensors",
+    f"{TUNE} --out new --weights nowhere.safetensors": "nowhere.safetensors",
+    f"{TUNE} --out new --image-size 3": "image_size",
+    f"{TUNE} --out new --only-classes cat": "no class 'cat'",
+    f"{TUNE} --out taken": "exists already",
+    f"{TUNE} --out taken --overwrite": "not replaced",
+    f"{TUNE} --out file": "exists already",
+    f"{TUNE} --out file/run": "is not a folder",
+    "finetune resnet21 --data digits --out new": "unknown model 'resnet21'",
+    "finetune timm:no_such_model --data digits --out new": "no_such_model",
+    "finetune resnet20 --data diggits --out new": "unknown data source",
+    "finetune resnet20 --data digits@holdout --out new": "unknown split",
+    "finetune resnet20 --data nowhere.npz --out new": "nowhere.npz",
+    "finetune resnet20 --data empty-classes --out new": "cats",
+    "finetune resnet20 --data digits --images-per-class 0 --out new": "at least 1",
+    "finetune resnet20 --data digits --images-per-class 9999 --out new": "fewer than 9999",
+    "info nowhere": "no such folder",
+    "info file": "it is a file",
+    "info taken": "no manifest.json",
+    "info short": "truncated",
+    "info edited": "changed after it was written",
+    "info future": "format version 99",
+    "pretrain timm:vit_tiny_patch16_224 --data digits --out new.safetensors": "cannot pretrain",
+    "pretrain resnet20 --data digits --out new.pt": "ends in .safetensors",
+    "pretrain resnet20 --data digits --out file": "exists already",
+    "pretrain resnet20 --data digits --out new.safetensors --epochs 0": "--epochs",
+    "demo --out taken": "not replaced",
+}
+
+
+@pytest.mark.parametrize("usage", WRONG)
+def test_wrong_usage_is_one_sentence_and_changes_nothing(usage: str, place: Path) -> None:
+    def contents() -> dict[str, bytes | None]:
+        return {str(p): p.read_bytes() if p.is_file() else None for p in sorted(place.rglob("*"))}
+
+    before = contents()
+    result = fastntk_command(*usage.split())
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    # typer draws boxes around its own messages and breaks their lines; colours are off where nobody watches.
+    message = re.sub(r"[│╭╮╰╯─\s]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", result.stderr))
+    assert WRONG[usage] in message
+    assert "Traceback" not in result.stderr
+    assert contents() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (RuntimeError("kaboom"), 1, "RuntimeError: kaboom"),
+        (KeyboardInterrupt(), 130, "interrupted, nothing was changed"),
+        (OSError(28, "No space left on device", "/x"), 2, "No space left on device (/x)"),
+        (OSError(5, "Input/output error", "/x"), 1, "please report"),
+    ],
+)
+def test_what_escapes_becomes_a_message(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fastntk.manifest.read_bundle", fail)
+    result = fastntk_command("info", "anything")
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert "Traceback" in fastntk_command("--debug", "info", "anything").stderr
+    monkeypatch.setenv(app_module.DEBUG, "1")
+    assert "Traceback" in fastntk_command("info", "anything").stderr
+
+
+def test_sources_are_kept_with_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert portable("digits@test") == "digits@test"
+    assert portable("photos@train") == f"{tmp_path.resolve()}/photos@train"
+    assert portable("x.npz") == f"{tmp_path.resolve()}/x.npz"
+    assert portable("cifar10:photos@test") == f"cifar10:{tmp_path.resolve()}/photos@test"
+    assert portable("hf:someone/things@train") == "hf:someone/things@train"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (35, "35 s"), (240, "4 min"), (9000, "2.5 h")])
+def test_durations_are_said_as_people_do(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_real_process_prints_json(run_folder: Path) -> None:
+    child = process("info", run_folder, "--json")
+    stdout, stderr = child.communicate(timeout=120)
+    assert child.returncode == 0, stderr
+    assert json.loads(stdout)["kind"] == "run"
+
+
+def test_a_real_process_fails_with_exit_code_2(tmp_path: Path) -> None:
+    child = process("info", tmp_path / "nowhere")
+    stdout, stderr = child.communicate(timeout=120)
+    assert (child.returncode, stdout) == (2, "")
+    assert stderr.startswith("Error: ")
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_finetune_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "run"
+    child = process("finetune", "resnet20", *SMALL[:-4], "--epochs", "100000", "--out", out)
+    assert child.stdout is not None
+    for line in child.stdout:  # the announcement ends with the estimate; training starts there
+        if "estimate" in line:
+            break
+    time.sleep(0.2)
+    child.send_signal(number)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == code, stderr
+    assert "Traceback" not in stderr
+    if number == signal.SIGINT:
+        assert "interrupted, nothing was changed" in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_finetune_leaves_no_run_or_a_whole_one(tmp_path: Path) -> None:
+    draw, out, outcomes = random.Random(0), tmp_path / "run", []
+    for _ in range(20):
+        child = process("finetune", "resnet20", *SMALL, "--out", out, *(["--overwrite"] if out.exists() else []))
+        assert child.stdout is not None
+        for line in child.stdout:
+            if "estimate" in line:
+                break
+        time.sleep(draw.uniform(0, 0.6))
+        child.kill()
+        child.communicate(timeout=60)
+        outcomes.append(fastntk_command("info", out).exit_code)
+        assert out.exists() == (outcomes[-1] == 0)
+    # The next write sweeps what the killed ones left.
+    assert fastntk_command("finetune", "resnet20", *SMALL, "--out", out, "--overwrite").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    load_run(out, samples=source_samples(read_manifest(out)))
