@@ -91,6 +91,7 @@ class PrefixPrompt(nn.Module):
 
         The hooks are bound methods: ``copy.deepcopy`` of the model rebinds them to the copied prompt.
         """
+        self.train(block.training)
         block.add_module(PROMPT_NAME, self)
         block.register_forward_pre_hook(self._enter)
         block.register_forward_hook(self._leave, always_call=True)
