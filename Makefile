@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core-installed
 ALL := $(VENV)/.all-installed
 
-# OpenMP threads that spin while they wait ruin each other on a machine with other work: on 2 busy cores the demo took
-# 7.7 minutes with spinning, 1.4 without.
+# OpenMP threads that spin while they wait ruin each other on a machine with other work: on 2 busy cores the demo burnt
+# about 100 s of CPU time with spinning, 25 s without.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test slow check format bench clean
