@@ -14,6 +14,7 @@ from fastntk.run import Run
 from fastntk.tangent import jacobian
 from fastntk.training import fit, predict
 from fastntk.tuning import Subset, tune
+from fastntk.unlearn import Linearisation, Unlearned, linearise_run, unlearn
 
 __version__ = "0.1.0"
 
@@ -21,15 +22,19 @@ __all__ = [
     "BudgetError",
     "ForgetRequest",
     "InputError",
+    "Linearisation",
     "Recipe",
     "Run",
     "Samples",
     "Split",
     "Subset",
+    "Unlearned",
     "build_model",
     "fit",
     "jacobian",
+    "linearise_run",
     "load_source",
     "predict",
     "tune",
+    "unlearn",
 ]

@@ -121,6 +121,17 @@ class RowEngine:
             bias_columns=self.bias_columns,
         )
 
+    @torch.no_grad()
+    def outputs(self, inputs: Tensor, *, chunk: int = 128) -> tuple[Tensor, Tensor | None]:
+        """Logits (n, C) and, where the head closes the model, its features (n, H); no derivatives."""
+        made, kept = [], []
+        for part in fast_layout(self.model, inputs).split(chunk):
+            with SiteMode({}, lambda name, rows: None, head=self.head[1] if self.head else None) as mode:
+                made.append(logits(self.model, part))
+            if mode.features is not None:
+                kept.append(mode.features)
+        return torch.cat(made), torch.cat(kept) if kept else None
+
     def probed_rows(self, inputs: Tensor, probes: Tensor) -> Tensor:
         """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d).
 

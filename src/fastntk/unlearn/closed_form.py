@@ -1,0 +1,149 @@
+"""``fast-ntk``: the paper's equation (1), corrected and damped, as the difference of two ridge regressions.
+
+    v_D = (A_D + λI)⁻¹ J_Dᵀ t          t = onehot − 1/C
+    Δ_v = −(A_r + λI)⁻¹ J_fᵀ (t_f − J_f v_D)                      = v_r − v_D
+    Δ   = s·Δ_v − Δ_u,   θ_r = θ + Δ        u: the same solves for the anchor's outputs f_w0 (zero for a head from zero)
+
+Paper: V has Θ_ff⁻¹ where shapes need Θ_rr⁻¹, the first term's sign is reversed, residuals are taken at trained weights,
+and nothing is damped. Here: the form above, algebraically equal to P·J_fᵀ·M·V with those four mended, because as printed
+it cannot be computed, and undamped it is singular as soon as n_r·C > d.
+
+λ = damping·tr(A_D)/d is relative, and the same in both solves. s is fitted in function space on the full data alone: the
+logits' movement f_θ − f_w0 (+ J u_D) regressed on J v_D. No retrained model and no hold-out set is seen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastntk.data import Split
+from fastntk.errors import InputError
+from fastntk.linalg import HeadRows, MatrixFree, PrimalCholesky, Solution, choose, solve
+from fastntk.linalg.memory import available_memory
+from fastntk.unlearn.linearisation import Linearisation
+
+DAMPING = 1e-2
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """The update and what it rests on."""
+
+    delta: Tensor
+    damping: float
+    lam: float
+    scale: float
+    scale_fitted: bool
+    solver: str
+    full: Solution
+    step: Solution
+    seconds: dict[str, float]
+
+    def details(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "damping": self.damping,
+            "lambda": self.lam,
+            "scale": self.scale,
+            "scale_fitted": self.scale_fitted,
+            "solver": self.solver,
+            "solve_full": self.full.details(),
+            "solve_update": self.step.details(),
+            "residual": max(self.full.residual, self.step.residual),
+            "condition": self.full.condition,
+        }
+
+
+def closed_form(
+    linearisation: Linearisation,
+    labels: Tensor,
+    split: Split,
+    *,
+    damping: float = DAMPING,
+    scale: float | None = None,
+    solver: str = "auto",
+    memory_budget: int | None = None,
+) -> ClosedForm:
+    """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples."""
+    if not (isinstance(damping, int | float) and math.isfinite(damping) and damping > 0):
+        raise InputError(
+            f"damping must be a number > 0, got {damping!r}. It is relative: λ = damping·tr(A)/d; the default is {DAMPING}."
+        )
+    if scale is not None and not math.isfinite(scale):
+        raise InputError(f"scale must be a finite number or None (fitted), got {scale!r}.")
+    started = time.perf_counter()
+    rows = linearisation.rows
+    n, classes, d = rows.shape
+    targets = F.one_hot(labels, classes).double() - 1.0 / classes
+    offset = linearisation.anchor_outputs.double()
+    has_offset = bool(offset.abs().max() > 0)
+    both = torch.stack([targets, offset], -1) if has_offset else targets.unsqueeze(-1)
+    lam = damping * float(rows.column_norms2().sum()) / d
+    if lam == 0:
+        raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
+    budget = memory_budget if memory_budget is not None else int(0.7 * available_memory())
+    name = choose(n * classes, d, budget).solver if solver == "auto" else solver
+    full, step = _solve(rows, both, split, lam=lam, solver=name, memory_budget=budget)
+    v = full.value[:, 0]
+    moved = (linearisation.outputs - linearisation.anchor_outputs).double()
+    if has_offset:
+        moved = moved + rows.matvec(full.value[:, 1])
+    fitted = scale is None
+    s = _fit_scale(rows.matvec(v), moved) if scale is None else float(scale)
+    delta = s * step.value[:, 0] - (step.value[:, 1] if has_offset else 0.0)
+    seconds = {"solve": time.perf_counter() - started}
+    return ClosedForm(delta, damping, lam, s, fitted, name, full, step, seconds)
+
+
+def _solve(
+    rows: HeadRows, targets: Tensor, split: Split, *, lam: float, solver: str, memory_budget: int
+) -> tuple[Solution, Solution]:
+    """(v_D, v_r − v_D) for targets (n, C, k)."""
+    forget, retain = rows.subset(split.forget), split.retain
+    if solver == "primal":
+        return _primal(rows, targets, split, lam=lam)
+    if solver == "dual":
+        full = solve(rows, targets, damping=lam, solver="dual").checked()
+        kept = solve(rows.subset(retain), targets[retain], damping=lam, solver="dual").checked()
+        return full, _minus(kept, full)
+    if solver in ("matrix-free", "cg"):
+        method = MatrixFree(method="cg")
+        full = method.solve(rows, targets, damping=lam).checked()
+        residual = targets[split.forget] - forget.matvec(full.value)
+        step = method.solve_rhs(rows.subset(retain), -forget.rmatvec(residual), damping=lam).checked()
+        return full, step
+    full = solve(rows, targets, damping=lam, solver=solver, memory_budget=memory_budget).checked()
+    kept = solve(
+        rows.subset(retain), targets[retain], damping=lam, solver=solver, memory_budget=memory_budget
+    ).checked()
+    return full, _minus(kept, full)
+
+
+def _primal(rows: HeadRows, targets: Tensor, split: Split, *, lam: float) -> tuple[Solution, Solution]:
+    gram = rows.gram(torch.float64)
+    forget = rows.subset(split.forget)
+    kept = gram - forget.gram(torch.float64) if len(split.forget) else gram.clone()
+    factor = PrimalCholesky().factorise(gram, lam, overwrite=True)
+    full = factor.solve(rows.rmatvec(targets)).checked()
+    del factor, gram
+    residual = targets[split.forget] - forget.matvec(full.value)
+    step = PrimalCholesky().factorise(kept, lam, overwrite=True).solve(-forget.rmatvec(residual)).checked()
+    return full, step
+
+
+def _minus(kept: Solution, full: Solution) -> Solution:
+    from dataclasses import replace
+
+    return replace(kept, value=kept.value - full.value)
+
+
+def _fit_scale(predicted: Tensor, moved: Tensor) -> float:
+    """Least squares of the logits' movement on what the linear solution predicts."""
+    return float((predicted * moved).sum() / predicted.square().sum().clamp_min(1e-300))

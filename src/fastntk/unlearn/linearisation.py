@@ -1,0 +1,99 @@
+"""One linearisation of a run, enough for every request on it: rows, outputs and the anchor's features.
+
+    f(w) ≈ f_θ + J (w − θ)       J at θ (default), at the anchor, or half-way
+
+It holds information on all samples it was made from, the forgotten ones included: keep it only as long as requests
+are served from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.errors import InputError
+from fastntk.linalg import HeadRows
+from fastntk.run import Run
+from fastntk.tangent import RowEngine, checked_engine, store_rows
+from fastntk.training import check_samples
+
+Point = Literal["trained", "anchor", "midpoint"]
+
+
+@dataclass(frozen=True, eq=False)
+class Linearisation:
+    """Rows of all of a run's samples at one point, and the true outputs there, at θ and at the anchor.
+
+    ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
+    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head.
+    """
+
+    at: Point
+    point: Tensor
+    theta: Tensor
+    anchor: Tensor
+    rows: HeadRows
+    outputs: Tensor
+    anchor_outputs: Tensor
+    features: Tensor | None
+    anchor_features: Tensor | None
+    routes: dict[str, object]
+    seconds: float
+    digest: str
+
+    def check_run(self, run: Run) -> None:
+        """Refuse a run whose weights or data are not those this was made from."""
+        if not torch.equal(self.theta, run.subset.get()) or not torch.equal(self.anchor, run.anchor):
+            raise InputError("This linearisation was made from other weights than the run's: make a new one.")
+        if self.digest != run.data.digest():
+            raise InputError("This linearisation was made from other data than the run's: make a new one.")
+
+
+def linearise_run(run: Run, *, at: Point = "trained", chunk: int | None = None) -> Linearisation:
+    """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it."""
+    if at not in get_args(Point):
+        raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
+    start = time.perf_counter()
+    check_samples(run.model, run.data)
+    work = working_copy(run)
+    subset, inputs = run.subset.on(work), run.data.inputs
+    theta = run.subset.get()
+    point = {"trained": theta, "anchor": run.anchor, "midpoint": (theta + run.anchor) / 2}[at]
+    engine = checked_engine(work, subset, inputs)
+    outputs, features = engine.outputs(inputs)
+    subset.set(run.anchor)
+    anchor_outputs, anchor_features = engine.outputs(inputs)
+    subset.set(point)
+    rows = store_rows(engine, inputs, chunk=chunk)
+    return Linearisation(
+        at=at,
+        point=point,
+        theta=theta,
+        anchor=run.anchor.clone(),
+        rows=rows,
+        outputs=outputs,
+        anchor_outputs=anchor_outputs,
+        features=features,
+        anchor_features=anchor_features,
+        routes=engine.routes,
+        seconds=time.perf_counter() - start,
+        digest=run.data.digest(),
+    )
+
+
+def working_copy(run: Run) -> nn.Module:
+    """A deep copy of the run's model in eval mode: the run's own is never written to."""
+    return copy.deepcopy(run.model).eval()
+
+
+def engine_at(run: Run, vector: Tensor) -> RowEngine:
+    """A checked engine on a fresh copy whose tuned parameters are ``vector`` (d,)."""
+    work = working_copy(run)
+    subset = run.subset.on(work)
+    subset.set(vector)
+    return checked_engine(work, subset, run.data.inputs)

@@ -1,0 +1,106 @@
+"""Models of the logits along a fine-tuning, cheap enough to train: what stands in for the network during replay.
+
+Let x be the body's tuned parameters less the anchor's, (W, b) the head, θ the trained point, J the body's rows at θ, h_0 and
+h_θ the head's features at the anchor and at θ.
+
+``tangent``   f = f_θ + J (x − x_θ) + h_θ (W − W_θ)ᵀ + b − b_θ
+              linear in everything. Wrong early on: the rows at θ presume the trained head, which starts at zero.
+
+``product``   h = h_0 + τ (h_θ − h_0) + P J (x − τ x_θ),   f = W h + b
+              τ = ⟨x, x_θ⟩ / ‖x_θ‖²,   P = W_θ⁺
+              the head × features product is kept exact, the features are right at the anchor and at θ, and off the straight
+              path they move by the least that explains the rows' logits. One forward pass more than ``tangent``.
+
+``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fastntk.errors import InputError
+from fastntk.unlearn.linearisation import Linearisation
+
+PathName = Literal["auto", "tangent", "product"]
+Path = Callable[[Tensor, Tensor], Tensor]
+"""(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
+
+
+def path_model(linearisation: Linearisation, name: PathName = "auto") -> tuple[str, Path]:
+    """The chosen model of the path, and its name: ``auto`` is ``product`` wherever that exists."""
+    if name not in get_args(PathName):
+        raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
+    possible = _has_product(linearisation)
+    if name == "product" and not possible:
+        raise InputError(
+            "path 'product' needs a model whose logits are a tuned linear head's output, linearised at the trained "
+            "weights. Use path='tangent', or tune the head as well."
+        )
+    if name == "product" or (name == "auto" and possible):
+        return "product", _product(linearisation)
+    return "tangent", _tangent(linearisation)
+
+
+def _has_product(linearisation: Linearisation) -> bool:
+    layout = linearisation.rows.layout
+    return (
+        linearisation.at == "trained"
+        and linearisation.rows.features is not None
+        and linearisation.features is not None
+        and linearisation.anchor_features is not None
+        and layout.body > 0
+    )
+
+
+def _tangent(linearisation: Linearisation) -> Path:
+    rows = linearisation.rows
+    layout = rows.layout
+    point = linearisation.point
+    # The network's own logits at the point of linearisation; only θ's and the anchor's were kept.
+    if linearisation.at == "midpoint":
+        base = linearisation.anchor_outputs + rows.matvec(point - linearisation.anchor)
+    else:
+        base = linearisation.outputs if linearisation.at == "trained" else linearisation.anchor_outputs
+
+    def logits(batch: Tensor, w: Tensor) -> Tensor:
+        step = w - point
+        out = base[batch] + rows.body[batch] @ step[layout.body_columns]
+        if layout.head:
+            head = step[layout.head_columns]
+            if rows.features is not None:
+                out = out + rows.features[batch] @ head[:, : rows.features.shape[1]].T
+            if rows.bias:
+                out = out + head[:, -1]
+        return out
+
+    return logits
+
+
+def _product(linearisation: Linearisation) -> Path:
+    rows, layout = linearisation.rows, linearisation.rows.layout
+    at_anchor, at_theta = linearisation.anchor_features, linearisation.features
+    assert at_anchor is not None and at_theta is not None
+    width = at_theta.shape[1]
+    theta_head = linearisation.theta[layout.head_columns]
+    lift = torch.linalg.pinv(theta_head[:, :width].double(), rtol=1e-6).to(at_theta)
+    origin = linearisation.anchor[layout.body_columns]
+    reach = linearisation.theta[layout.body_columns] - origin
+    length2 = reach.dot(reach).clamp_min(torch.finfo(reach.dtype).tiny)
+    moved = at_theta - at_anchor
+    # A bias outside the subset still adds to the logits: take it from the true outputs.
+    constant = linearisation.outputs - at_theta @ theta_head[:, :width].T
+
+    def logits(batch: Tensor, w: Tensor) -> Tensor:
+        x = w[layout.body_columns] - origin
+        head = w[layout.head_columns]
+        along = x.dot(reach) / length2
+        aside = rows.body[batch] @ (x - along * reach)
+        features = at_anchor[batch] + along * moved[batch] + aside @ lift.T
+        out = features @ head[:, :width].T
+        return out + (head[:, -1] if rows.bias else constant[batch])
+
+    return logits

@@ -1,0 +1,49 @@
+"""What every unlearning method returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fastntk.data import Samples, Split
+from fastntk.run import Run
+from fastntk.tuning import Subset
+
+if TYPE_CHECKING:
+    from fastntk.unlearn.linearisation import Linearisation
+
+
+@dataclass(frozen=True, eq=False)
+class Unlearned:
+    """A model that was made to forget, and how.
+
+    ``model``: a new module that shares no storage with the run's. ``delta`` (d,): its tuned parameters less those it
+    started from (the run's, or the earlier result's where requests are chained). ``seconds``: wall time of the method.
+    ``details``: JSON-able. ``split``: every sample forgotten so far, as indices into the run's samples.
+    """
+
+    run: Run
+    model: nn.Module
+    delta: Tensor
+    method: str
+    split: Split
+    seconds: float
+    details: dict[str, Any] = field(default_factory=dict)
+    linearisation: Linearisation | None = None
+
+    @property
+    def subset(self) -> Subset:
+        """The tuned subset on the new model."""
+        return self.run.subset.on(self.model)
+
+    @property
+    def retained(self) -> Samples:
+        """The samples that stay."""
+        return self.run.data.subset(self.split.retain)
+
+    @property
+    def forgotten(self) -> Samples:
+        """The samples that were asked to go, over all chained requests."""
+        return self.run.data.subset(self.split.forget)
