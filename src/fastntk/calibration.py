@@ -55,7 +55,7 @@ class Calibration:
         return asdict(self)
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):
     """While active, counts the bytes of tensors made inside that are alive; ``peak`` is the most there were at once."""
 
     def __init__(self) -> None:

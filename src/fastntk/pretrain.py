@@ -128,7 +128,7 @@ def _train(
             outputs = logits(model, augment(samples.inputs[batch], generator=generator))
             loss = F.cross_entropy(outputs, labels)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
             loss_sum += float(loss.detach()) * len(batch)

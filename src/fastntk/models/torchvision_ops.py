@@ -59,9 +59,9 @@ def ensure_operators() -> bool:
 
 def declare_operators() -> None:
     """Declare the signatures of ``torchvision::nms`` and ``torchvision::qnms``, without any implementation."""
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in _OPERATORS:
-        library.define(operator + _SIGNATURE)  # type: ignore[no-untyped-call]
+        library.define(operator + _SIGNATURE)
     _kept.append(library)
 
 

@@ -1,9 +1,9 @@
 """Exact per-sample Jacobian rows of the logits with respect to the tuned parameters.
 
 For a chunk of images: one forward pass, then one backward pass per class over activations only. The floor is
-(C + 1)·t_forward. The head's rows are in closed form: for class c, the features h at W_c and 1 at b_c; they are kept as
-features (:class:`fastntk.linalg.HeadRows`), never as block-diagonal zeros. Where the logits are W·h + b and C exceeds the
-number H of features, J = W·J_h: H backward passes and a product.
+(C + 1)·t_forward. The head's rows are in closed form: for class c, the features h at W_c and 1 at b_c; they are kept
+as features (:class:`fastntk.linalg.HeadRows`), never as block-diagonal zeros. Where the logits are W·h + b and C
+exceeds the number H of features, J = W·J_h: H backward passes and a product.
 
 Parameters that enter by operations unknown to :mod:`fastntk.tangent.sites` are taken by ``vmap(jacrev)``: slower, still
 exact, and said in :attr:`RowEngine.routes`.
@@ -147,9 +147,7 @@ class RowEngine:
             out[:, current, self.slices[name]] += rows.reshape(n, -1)
 
         present = self.subset.parameters
-        mode = SiteMode(
-            {name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None
-        )
+        mode = SiteMode({name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None)
         with _frozen(self.model):
             with torch.enable_grad(), mode:
                 output = logits(self.model, inputs)
@@ -175,9 +173,7 @@ class RowEngine:
             target[:, current, self.places[name]] += rows.reshape(len(rows), -1)
 
         present = self.subset.parameters
-        mode = SiteMode(
-            {name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None
-        )
+        mode = SiteMode({name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None)
         with torch.enable_grad() if self.direct else torch.no_grad(), mode:
             output = logits(self.model, inputs)
         source = mode.features if self.via_features else output
@@ -205,7 +201,7 @@ class RowEngine:
         for name, rows in jacobians.items():
             body[:, :, self.places[name]] = rows.flatten(2)
 
-    def _head_candidate(self) -> tuple[str, nn.Parameter, nn.Parameter | None] | None:
+    def _head_candidate(self) -> tuple[str, Tensor, Tensor | None] | None:
         try:
             name, layer = find_head(self.model)
         except InputError:
@@ -221,7 +217,10 @@ class RowEngine:
 
     def _layout(self) -> None:
         """Body columns in the order direct, generic, unused; the head's apart."""
-        span = lambda name: torch.arange(self.slices[name].start, self.slices[name].stop)
+
+        def span(name: str) -> Tensor:
+            return torch.arange(self.slices[name].start, self.slices[name].stop)
+
         order = (*self.direct, *self.generic, *self.unused)
         self.places: dict[str, slice] = {}
         start = 0
@@ -255,8 +254,8 @@ def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) ->
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
     """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype.
 
-    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.linearise`, which keeps the head's block as
-    features and can write to disk.
+    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.linearise`, which keeps the head's block
+    as features and can write to disk.
     """
     from fastntk.tangent.guards import checked_engine
 

@@ -5,9 +5,10 @@ while the model runs, by one that computes the same output but on the way back h
 collector. Frozen layers keep their native kernels and compute no weight gradients, so C backward passes over a chunk
 of images cost little more than C forward passes: the floor of the method.
 
-The replacement is a ``TorchFunctionMode`` keyed by the parameter tensors themselves, so it works in any module, stock or
-hand-written, that calls ``F.batch_norm``, ``F.layer_norm``, ``F.group_norm``, ``F.linear`` or ``F.conv2d``. A
-parameter used in any other way is reported in ``unsupported``; :mod:`fastntk.tangent.rows` takes those by ``vmap(jacrev)``.
+The replacement is a ``TorchFunctionMode`` keyed by the parameter tensors themselves, so it works in any module, stock
+or hand-written, that calls ``F.batch_norm``, ``F.layer_norm``, ``F.group_norm``, ``F.linear`` or ``F.conv2d``. A
+parameter used in any other way is reported in ``unsupported``; :mod:`fastntk.tangent.rows` takes those by
+``vmap(jacrev)``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _BatchNormSite(torch.autograd.Function):
         return out if site.bias is None else out.add_(site.bias.view(shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         space = tuple(range(2, grad.dim()))
         _norm_rows(ctx.site, grad, ctx.normalised, space)
         return (grad * ctx.scale if ctx.needs_input_grad[0] else None), None, None
@@ -61,7 +62,7 @@ class _LayerNormSite(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         site = ctx.site
         _norm_rows(site, grad, ctx.normalised, tuple(range(1, grad.dim() - len(site.shape))))
         if not ctx.needs_input_grad[0]:
@@ -79,9 +80,7 @@ class _GroupNormSite(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, handle: Tensor, site: _Norm) -> Tensor:
         count, channels, space = x.shape[0], x.shape[1], x[0, 0].numel()
         x = x.contiguous()
-        out, mean, rstd = torch.native_group_norm(
-            x, site.weight, site.bias, count, channels, space, site.groups, site.eps
-        )
+        out, mean, rstd = torch.native_group_norm(x, site.weight, site.bias, count, channels, space, site.groups, site.eps)
         ctx.save_for_backward(x)
         ctx.site, ctx.mean, ctx.rstd = site, mean, rstd
         grouped = x.view(count, site.groups, -1)
@@ -90,7 +89,7 @@ class _GroupNormSite(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         site, (x,) = ctx.site, ctx.saved_tensors
         grad = grad.contiguous()
         _norm_rows(site, grad, ctx.normalised, tuple(range(2, grad.dim())))
@@ -146,7 +145,7 @@ class _LinearSite(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         on_weight, on_bias = ctx.collect
         flat = grad.flatten(1, -2) if grad.dim() > 2 else grad.unsqueeze(1)
         if on_weight is not None:
@@ -190,7 +189,7 @@ class _ConvSite(torch.autograd.Function):
         return F.conv2d(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
         on_weight, on_bias = ctx.collect
         how = ctx.how
         if on_weight is not None:
@@ -201,8 +200,8 @@ class _ConvSite(torch.autograd.Function):
         back = None
         if ctx.needs_input_grad[0]:
             back = torch.ops.aten.convolution_backward(
-                grad, ctx.saved_tensors[0], ctx.weight, None, how.stride, how.padding, how.dilation, False, [0, 0], how.groups,
-                [True, False, False],
+                grad, ctx.saved_tensors[0], ctx.weight, None, how.stride, how.padding, how.dilation,
+                False, [0, 0], how.groups, [True, False, False],
             )[0]  # fmt: skip
         return back, None, None, None, None, None
 
@@ -216,7 +215,7 @@ class _PrefixSite(torch.autograd.Function):
         return expand_prefix(prefix, batch, heads).clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, None]:
         ctx.collect(grad.transpose(1, 2).flatten(2))
         return None, None, None, None, None
 
@@ -292,7 +291,7 @@ def _batch_norm(
     if training or running_mean is None or running_var is None:
         return NotImplemented
     site = _Norm(weight, bias, eps, mode.collector(weight), mode.collector(bias), running_mean, running_var)
-    return _BatchNormSite.apply(x, mode.handle, site)
+    return _BatchNormSite.apply(x, mode.handle, site)  # type: ignore[no-untyped-call]
 
 
 def _layer_norm(
@@ -305,7 +304,7 @@ def _layer_norm(
 ) -> Any:
     shape = tuple(normalized_shape)
     site = _Norm(weight, bias, eps, mode.collector(weight), mode.collector(bias), shape=shape)
-    return _LayerNormSite.apply(x, mode.handle, site)
+    return _LayerNormSite.apply(x, mode.handle, site)  # type: ignore[no-untyped-call]
 
 
 def _group_norm(
@@ -317,12 +316,12 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Any:
     site = _Norm(weight, bias, eps, mode.collector(weight), mode.collector(bias), groups=num_groups)
-    return _GroupNormSite.apply(x, mode.handle, site)
+    return _GroupNormSite.apply(x, mode.handle, site)  # type: ignore[no-untyped-call]
 
 
 def _linear(mode: SiteMode, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     collect = (mode.collector(weight), mode.collector(bias))
-    return _LinearSite.apply(x, mode.handle, weight, bias, collect)
+    return _LinearSite.apply(x, mode.handle, weight, bias, collect)  # type: ignore[no-untyped-call]
 
 
 def _conv2d(
@@ -337,14 +336,17 @@ def _conv2d(
 ) -> Any:
     if isinstance(padding, str) or x.dim() != 4:
         return NotImplemented
-    pair = lambda value: (value, value) if isinstance(value, int) else tuple(value)
-    how = _Conv(pair(stride), pair(padding), pair(dilation), groups)
+    how = _Conv(_pair(stride), _pair(padding), _pair(dilation), groups)
     collect = (mode.collector(weight), mode.collector(bias))
-    return _ConvSite.apply(x, mode.handle, weight, bias, how, collect)
+    return _ConvSite.apply(x, mode.handle, weight, bias, how, collect)  # type: ignore[no-untyped-call]
+
+
+def _pair(value: Any) -> Any:
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def _expand_prefix(mode: SiteMode, prefix: Tensor, batch: int, heads: int) -> Any:
-    return _PrefixSite.apply(prefix, mode.handle, batch, heads, mode.collector(prefix))
+    return _PrefixSite.apply(prefix, mode.handle, batch, heads, mode.collector(prefix))  # type: ignore[no-untyped-call]
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
