@@ -24,10 +24,13 @@ from fastntk.tuning import Subset
 def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe) -> Run:
     """Fine-tune the subset on the samples, in place, and return the run. Deterministic for a seed."""
     anchor = subset.get()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         history = train(model, subset, samples, recipe)
     except BaseException:
         subset.set(anchor)
+        for name, buffer in model.named_buffers():  # BatchNorm statistics, where the recipe updates them
+            buffer.copy_(buffers[name])
         raise
     return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history))
 
@@ -54,11 +57,12 @@ def train(
             parameter.grad = grad
         return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
 
-    with training_mode(model, recipe):
-        history = descend(parameters, gradient, recipe, count=len(samples), keep=keep, description=description)
-    for parameter in parameters:
-        parameter.grad = None
-    return history
+    try:
+        with training_mode(model, recipe):
+            return descend(parameters, gradient, recipe, count=len(samples), keep=keep, description=description)
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
 
 
 @contextlib.contextmanager
@@ -104,9 +108,7 @@ def check_samples(model: nn.Module, samples: Samples) -> int:
     if len(samples) == 0:
         raise InputError("There are no samples to train on.")
     first = next(model.parameters())
-    if samples.inputs.device != first.device or (
-        samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype
-    ):
+    if samples.inputs.device != first.device or (samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype):
         raise InputError(
             f"Inputs are {samples.inputs.dtype} on {samples.inputs.device}, the model is {first.dtype} on "
             f"{first.device}. Convert one: samples are used as they are, with no cast."
