@@ -6,7 +6,7 @@ Library calls are quiet unless the caller, usually the command line, switches ba
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -55,7 +55,7 @@ def track(items: Iterable[T], description: str, *, total: int | None = None) -> 
         yield from items
         return
     if total is None:
-        total = len(items) if hasattr(items, "__len__") else None
+        total = len(items) if isinstance(items, Sized) else None
     task = bars.add_task(description, total=total)
     try:
         for item in items:

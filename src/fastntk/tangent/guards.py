@@ -1,7 +1,7 @@
 """Checks that run once per use, on a handful of samples, before any row is trusted.
 
-Per-sample rows exist only where each sample's output depends on that sample alone and on nothing random. Each guard looks
-for one way to break that, and its message says what to do.
+Per-sample rows exist only where each sample's output depends on that sample alone and on nothing random. Each guard
+looks for one way to break that, and its message says what to do.
 """
 
 from __future__ import annotations

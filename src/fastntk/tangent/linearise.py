@@ -1,7 +1,7 @@
 """All rows of a data set, stored: what solves and replays read again and again.
 
-One pass over the network; afterwards nothing here touches it. The body is (n, C, b) in the parameters' dtype, the head's
-block is (n, H) features.
+One pass over the network; afterwards nothing here touches it. The body is (n, C, b) in the parameters' dtype, the
+head's block is (n, H) features.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Products with J and Jᵀ that never form a row: jvp and vjp, chunk by chunk.
 
-The same interface as stored rows (:class:`fastntk.linalg.RowOperator`). A product costs two to three forward passes over
-the data, so stored rows win as soon as a solve needs more than about C/2 iterations; this is for when they do not fit.
+The same interface as stored rows (:class:`fastntk.linalg.RowOperator`). A product costs two to three forward passes
+over the data, so stored rows win as soon as a solve needs more than about C/2 iterations; this is for when they do not
+fit.
 """
 
 from __future__ import annotations
@@ -98,7 +99,12 @@ class _Bound(nn.Module):
 
     def __init__(self, model: nn.Module, part: dict[str, Tensor]) -> None:
         super().__init__()
-        self._call = lambda x: functional_call(model, part, (x,))
+
+        def call(x: Tensor) -> object:
+            return functional_call(model, part, (x,))
+
+        # In a closure: as attributes of this module, model and part would become its sub-modules.
+        self._call = call
 
     def forward(self, x: Tensor) -> object:
         """The model's output under the replaced parameters."""

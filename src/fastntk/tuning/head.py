@@ -38,4 +38,5 @@ def _last_linear(module: nn.Module) -> nn.Linear | None:
 
 
 def _name_of(model: nn.Module, layer: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is layer)
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    return names[layer]

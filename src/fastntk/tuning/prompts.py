@@ -29,7 +29,7 @@ def expand_prefix(prefix: Tensor, batch: int, heads: int) -> Tensor:
     if has_torch_function_unary(prefix):
         out: Tensor = handle_torch_function(expand_prefix, (prefix,), prefix, batch, heads)
         return out
-    per_head = prefix.unflatten(-1, (heads, -1)).transpose(0, 1)
+    per_head: Tensor = prefix.unflatten(-1, (heads, -1)).transpose(0, 1)
     return per_head.expand(batch, *per_head.shape)
 
 
@@ -98,16 +98,16 @@ class PrefixPrompt(nn.Module):
 
     def _enter(self, block: nn.Module, args: Any) -> None:
         mode = _PrefixMode(self)
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> None:
         mode = self._modes.pop()
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is not None and mode.calls != 1:
             raise InputError(
-                f"Prompts need exactly one F.scaled_dot_product_attention call in {type(block).__name__}, saw {mode.calls}. "
-                "timm: set fused_attn = True on the attention modules; Hugging Face: load with "
+                f"Prompts need exactly one F.scaled_dot_product_attention call in {type(block).__name__}, "
+                f"saw {mode.calls}. timm: set fused_attn = True on the attention modules; Hugging Face: load with "
                 "attn_implementation='sdpa'; blocks built on nn.MultiheadAttention are not supported."
             )
 
@@ -152,8 +152,8 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
         generator = torch.Generator().manual_seed(seed)
         for block in chain[:blocks]:
             like = next(block.parameters())
-            draw = lambda like=like: (PROMPT_STD * torch.randn(length // 2, width, generator=generator)).to(like)
-            PrefixPrompt(draw(), draw()).attach(block)
+            key, value = (PROMPT_STD * torch.randn(length // 2, width, generator=generator) for _ in range(2))
+            PrefixPrompt(key.to(like), value.to(like)).attach(block)
     return [name for name, _ in model.named_parameters() if f".{PROMPT_NAME}." in f".{name}"]
 
 

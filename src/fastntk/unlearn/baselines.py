@@ -1,8 +1,8 @@
 """The paper's plain baselines: ``retrain``, ``full``, ``max-loss`` and ``random-label``, on the run's tuned subset.
 
-``retrain`` is the reference everything is compared with: the run's recipe from its anchor, without the forgotten samples, in
-the run's own batch order. ``full`` does nothing. ``max-loss`` ascends the loss of the forgotten samples; ``random-label``
-descends the loss of the forgotten samples under labels drawn uniformly from the other classes.
+``retrain`` is the reference everything is compared with: the run's recipe from its anchor, without the forgotten
+samples, in the run's own batch order. ``full`` does nothing. ``max-loss`` ascends the loss of the forgotten samples;
+``random-label`` descends the loss of the forgotten samples under labels drawn uniformly from the other classes.
 """
 
 from __future__ import annotations

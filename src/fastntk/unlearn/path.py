@@ -1,15 +1,16 @@
 """Models of the logits along a fine-tuning, cheap enough to train: what stands in for the network during replay.
 
-Let x be the body's tuned parameters less the anchor's, (W, b) the head, θ the trained point, J the body's rows at θ, h_0 and
-h_θ the head's features at the anchor and at θ.
+Let x be the body's tuned parameters less the anchor's, (W, b) the head, θ the trained point, J the body's rows at θ,
+h_0 and h_θ the head's features at the anchor and at θ.
 
 ``tangent``   f = f_θ + J (x − x_θ) + h_θ (W − W_θ)ᵀ + b − b_θ
               linear in everything. Wrong early on: the rows at θ presume the trained head, which starts at zero.
 
 ``product``   h = h_0 + τ (h_θ − h_0) + P J (x − τ x_θ),   f = W h + b
               τ = ⟨x, x_θ⟩ / ‖x_θ‖²,   P = W_θ⁺
-              the head × features product is kept exact, the features are right at the anchor and at θ, and off the straight
-              path they move by the least that explains the rows' logits. One forward pass more than ``tangent``.
+              the head × features product is kept exact, the features are right at the anchor and at θ, and off the
+              straight path they move by the least that explains the rows' logits. One forward pass more than
+              ``tangent``.
 
 ``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists.
 """
@@ -83,7 +84,8 @@ def _tangent(linearisation: Linearisation) -> Path:
 def _product(linearisation: Linearisation) -> Path:
     rows, layout = linearisation.rows, linearisation.rows.layout
     at_anchor, at_theta = linearisation.anchor_features, linearisation.features
-    assert at_anchor is not None and at_theta is not None
+    assert at_anchor is not None
+    assert at_theta is not None
     width = at_theta.shape[1]
     theta_head = linearisation.theta[layout.head_columns]
     lift = torch.linalg.pinv(theta_head[:, :width].double(), rtol=1e-6).to(at_theta)
@@ -100,7 +102,8 @@ def _product(linearisation: Linearisation) -> Path:
         along = x.dot(reach) / length2
         aside = rows.body[batch] @ (x - along * reach)
         features = at_anchor[batch] + along * moved[batch] + aside @ lift.T
-        out = features @ head[:, :width].T
-        return out + (head[:, -1] if rows.bias else constant[batch])
+        out: Tensor = features @ head[:, :width].T
+        rest: Tensor = head[:, -1] if rows.bias else constant[batch]
+        return out + rest
 
     return logits

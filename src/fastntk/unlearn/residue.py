@@ -1,8 +1,8 @@
 """What may still remember: BatchNorm statistics gathered on the data, and weights outside the tuned subset.
 
-Statistics that were frozen stay untouched. Statistics that fine-tuning updated are estimated anew from the retained samples.
-Weights outside the subset are compared with the pre-trained ones by their digests; where they differ, or nothing is known of
-them, the result says that influence remains there.
+Statistics that were frozen stay untouched. Statistics that fine-tuning updated are estimated anew from the retained
+samples. Weights outside the subset are compared with the pre-trained ones by their digests; where they differ, or
+nothing is known of them, the result says that influence remains there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def outside_report(run: Run) -> dict[str, Any]:
     if card is None or not card.fingerprint:
         return {
             "status": "unknown",
-            "message": "Nothing is known of the pre-trained weights, so influence of the forgotten samples may remain in "
-            "the weights outside the tuned subset.",
+            "message": "Nothing is known of the pre-trained weights, so influence of the forgotten samples may remain "
+            "in the weights outside the tuned subset.",
         }
     tuned = set(run.subset.names)
     changed = [
@@ -44,8 +44,8 @@ def outside_report(run: Run) -> dict[str, Any]:
             "status": "differ",
             "count": len(changed),
             "names": changed[:20],
-            "message": f"{len(changed)} tensors outside the tuned subset differ from the pre-trained ones: influence of the "
-            "forgotten samples remains there.",
+            "message": f"{len(changed)} tensors outside the tuned subset differ from the pre-trained ones: influence "
+            "of the forgotten samples remains there.",
         }
     return {"status": "pre-trained", "message": "All weights outside the tuned subset are the pre-trained ones."}
 
@@ -67,7 +67,7 @@ def statistics_updated(run: Run) -> bool | None:
 
 
 def renew_statistics(run: Run, model: nn.Module, retained: Samples) -> dict[str, Any]:
-    """Estimate BatchNorm statistics of ``model`` from the retained samples where they were updated; say what was done."""
+    """Estimate BatchNorm statistics of ``model`` anew, from the retained samples, where they were updated; say so."""
     updated = statistics_updated(run)
     if not updated:
         known = (

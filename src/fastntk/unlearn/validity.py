@@ -1,12 +1,12 @@
 """Does the network do what the linear model said it would?
 
-After a step Δ the predicted logits are f_θ + JΔ (or those of the path model); the actual ones take a forward pass. On each of
-three sets (retained samples, forgotten samples, and a probe batch of inputs nobody trained on)
+After a step Δ the predicted logits are f_θ + JΔ (or those of the path model); the actual ones take a forward pass. On
+each of three sets (retained samples, forgotten samples, and a probe batch of inputs nobody trained on)
 
     error = ‖actual − predicted‖ / ‖predicted − f_θ‖        logits centred per sample, as softmax sees them
 
-0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the step
-length is searched; above ``RETRAIN`` on the retained samples after that, the result says "retrain instead".
+0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the
+step length is searched; above ``RETRAIN`` on the retained samples after that, the result says "retrain instead".
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def _probe(run: Run, split: Split) -> Tensor | None:
 
 
 def _error(actual: Tensor, before: Tensor, predicted: Tensor) -> float:
-    centre = lambda z: z.double() - z.double().mean(1, keepdim=True)
+    def centre(z: Tensor) -> Tensor:
+        return z.double() - z.double().mean(1, keepdim=True)
+
     change = (centre(predicted) - centre(before)).norm()
     miss = (centre(actual) - centre(predicted)).norm()
     return 0.0 if miss == 0 else float(miss / change.clamp_min(1e-12 * (1 + centre(before).norm())))
