@@ -9,6 +9,7 @@ are not kept drop out of their batches; boundaries stay, an empty batch is skipp
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -58,6 +59,9 @@ class Recipe:
             ("seed", 0, False),
         ):
             value = getattr(self, name)
+            whole = name != "lr"
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
             if not math.isfinite(value) or value < least or (strict and value == least):
                 raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0) or not 0 <= self.momentum < 1:
@@ -106,6 +110,14 @@ def _optimizer(parameters: Sequence[Tensor], recipe: Recipe) -> torch.optim.Opti
     return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum)
 
 
+@dataclass(frozen=True)
+class Resume:
+    """Where to enter a recipe: the first epoch still to do, and the optimiser's state there."""
+
+    epoch: int
+    state: dict[str, Any]
+
+
 def descend(
     parameters: Sequence[Tensor],
     gradient: Callable[[Tensor], tuple[float, int]],
@@ -114,18 +126,30 @@ def descend(
     count: int,
     keep: Tensor | None = None,
     description: str = "training",
+    anchor: Sequence[Tensor] | None = None,
+    resume: Resume | None = None,
+    watch: Callable[[int, torch.optim.Optimizer], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Follow the recipe from the parameters' present values, which are the anchor; return the history.
+    """Follow the recipe from the parameters' present values; return the history.
+
+    Weight decay pulls towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with
+    a given optimiser state. ``watch(epoch, optimizer)`` is called before each epoch.
 
     ``gradient(batch)`` sets ``.grad`` of every parameter to that of the batch's mean loss, and returns the loss and the
     number of right answers. Raises :class:`InputError` where the loss stops being finite.
     """
-    anchor = [parameter.detach().clone() for parameter in parameters]
+    pull = [parameter.detach().clone() for parameter in parameters] if anchor is None else list(anchor)
     optimizer = _optimizer(parameters, recipe)
-    steps = recipe.epochs * math.ceil(count / recipe.batch_size)
+    first = 0
+    if resume is not None:
+        first = resume.epoch
+        optimizer.load_state_dict(copy.deepcopy(resume.state))
+    per_epoch = math.ceil(count / recipe.batch_size)
+    steps, step = recipe.epochs * per_epoch, first * per_epoch
     history: list[dict[str, float]] = []
-    step = 0
-    for epoch in track(range(recipe.epochs), description):
+    for epoch in track(range(first, recipe.epochs), description):
+        if watch is not None:
+            watch(epoch, optimizer)
         start, total, right, seen = time.perf_counter(), 0.0, 0, 0
         for batch in epoch_batches(count, recipe, epoch, keep=keep):
             rate = learning_rate(recipe, step, steps)
@@ -138,7 +162,7 @@ def descend(
                     f"The loss became {loss} in epoch {epoch + 1} of {recipe.epochs}: training diverged. "
                     f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
                 )
-            for parameter, start_value in zip(parameters, anchor):
+            for parameter, start_value in zip(parameters, pull):
                 assert parameter.grad is not None
                 parameter.grad.add_(parameter.detach() - start_value, alpha=recipe.weight_decay)
             for group in optimizer.param_groups:

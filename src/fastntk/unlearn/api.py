@@ -23,10 +23,10 @@ from fastntk.errors import InputError
 from fastntk.recipe import Recipe
 from fastntk.run import Run
 from fastntk.unlearn.baselines import push_away, retrain
-from fastntk.unlearn.closed_form import DAMPING, closed_form
+from fastntk.unlearn.closed_form import DAMPING, ScaleFit, closed_form
 from fastntk.unlearn.linearisation import Linearisation, Point, linearise_run, working_copy
 from fastntk.unlearn.path import PathName, path_model
-from fastntk.unlearn.replay import tangent_replay
+from fastntk.unlearn.replay import finish, tangent_replay
 from fastntk.unlearn.residue import outside_report, renew_statistics
 from fastntk.unlearn.result import Unlearned
 from fastntk.unlearn.validity import check_step
@@ -81,6 +81,7 @@ def _fast_ntk(
     *,
     damping: float = DAMPING,
     scale: float | None = None,
+    scale_fit: ScaleFit = "auto",
     at: Point = "trained",
     solver: str = "auto",
     memory_budget: int | None = None,
@@ -90,26 +91,56 @@ def _fast_ntk(
     """The corrected closed form; needs only the anchor."""
     lin = task.linearised(at, chunk)
     form = closed_form(
-        lin, task.run.data.labels, task.split, damping=damping, scale=scale, solver=solver, memory_budget=memory_budget
+        lin,
+        task.run.data.labels,
+        task.split,
+        damping=damping,
+        scale=scale,
+        scale_fit=scale_fit,
+        loss="cross-entropy" if task.run.recipe is None else task.run.recipe.loss,
+        solver=solver,
+        memory_budget=memory_budget,
     )
     task.stages.update(form.seconds)
     return _stepped(task, lin, form.delta.to(lin.theta), form.details(), None, validate=validate)
 
 
 def _tangent_replay(
-    task: _Task, *, path: PathName = "auto", at: Point = "trained", chunk: int | None = None, validate: bool = True
+    task: _Task,
+    *,
+    path: PathName = "auto",
+    polish: int = 0,
+    at: Point = "trained",
+    chunk: int | None = None,
+    validate: bool = True,
 ) -> _Outcome:
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
     lin = task.linearised(at, chunk)
-    made = tangent_replay(lin, task.run.data.labels, task.split, recipe, path=path)
+    made = tangent_replay(lin, task.run.data.labels, task.split, recipe, path=path, polish=polish)
     task.stages["replay"] = made.seconds
     details = made.details()
     if recipe.bn_stats == "update":
         details["note"] = "the recipe trained on batch statistics, the replay on the final ones: an approximation"
     target = lin.theta + made.delta
     logits = path_model(lin, path)[1]
-    return _stepped(task, lin, made.delta, details, lambda batch: logits(batch, target), validate=validate)
+    outcome = _stepped(task, lin, made.delta, details, lambda batch: logits(batch, target), validate=validate)
+    if made.resume is None:
+        return outcome
+    started = time.perf_counter()
+    work = working_copy(task.run)
+    vector = finish(
+        work,
+        task.run.subset.on(work),
+        task.run.data,
+        recipe,
+        start=outcome.vector,
+        anchor=lin.anchor,
+        keep=task.keep,
+        resume=made.resume,
+    )
+    task.stages["polish"] = time.perf_counter() - started
+    return _Outcome(vector, outcome.details | {"polish": polish})
 
 
 def _stepped(
@@ -210,7 +241,7 @@ def unlearn(
     kept = origin.data.subset(split.retain)
     details = {
         "method": method,
-        "options": {name: value for name, value in options.items()},
+        "options": dict(options),
         "request": _request_details(origin, split, previous),
         **outcome.details,
         **renew_statistics(origin, model, kept),
@@ -231,13 +262,9 @@ def unlearn(
     )
 
 
-def _resolve(
-    run: Run, previous: Unlearned | None, classes: Sequence[int | str] | None, ids: Sequence[int | str] | None
-) -> Split:
+def _resolve(run: Run, previous: Unlearned | None, classes: Sequence[int | str] | None, ids: Sequence[int | str] | None) -> Split:
     """The request's split, with what earlier requests forgot added."""
-    request = ForgetRequest(
-        classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids)
-    )
+    request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
     split = request.resolve(run.data, allow_empty=True)
     if previous is None:
         return split

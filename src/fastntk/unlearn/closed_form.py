@@ -5,22 +5,23 @@
     Δ   = s·Δ_v − Δ_u,   θ_r = θ + Δ        u: the same solves for the anchor's outputs f_w0 (zero for a head from zero)
 
 Paper: V has Θ_ff⁻¹ where shapes need Θ_rr⁻¹, the first term's sign is reversed, residuals are taken at trained weights,
-and nothing is damped. Here: the form above, algebraically equal to P·J_fᵀ·M·V with those four mended, because as printed
-it cannot be computed, and undamped it is singular as soon as n_r·C > d.
+and nothing is damped. Here: the form above, algebraically equal to P·J_fᵀ·M·V with those four mended, because as
+printed it cannot be computed, and undamped it is singular as soon as n_r·C > d.
 
-λ = damping·tr(A_D)/d is relative, and the same in both solves. s is fitted in function space on the full data alone: the
-logits' movement f_θ − f_w0 (+ J u_D) regressed on J v_D. No retrained model and no hold-out set is seen.
+λ = damping·tr(A_D)/d is relative, and the same in both solves. s is fitted in function space on the full data alone:
+the logits' movement f_θ − f_w0 (+ J u_D) regressed on J v_D. No retrained model and no hold-out set is seen.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from fastntk.data import Split
@@ -30,6 +31,9 @@ from fastntk.linalg.memory import available_memory
 from fastntk.unlearn.linearisation import Linearisation
 
 DAMPING = 1e-2
+DEFAULT_RANK = 256
+RIDGE_REGIME = 0.99
+ScaleFit = Literal["auto", "least-squares", "softmax"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class ClosedForm:
     damping: float
     lam: float
     scale: float
-    scale_fitted: bool
+    scale_fit: str
+    explained: float
     solver: str
     full: Solution
     step: Solution
@@ -52,7 +57,8 @@ class ClosedForm:
             "damping": self.damping,
             "lambda": self.lam,
             "scale": self.scale,
-            "scale_fitted": self.scale_fitted,
+            "scale_fit": self.scale_fit,
+            "scale_r2": self.explained,
             "solver": self.solver,
             "solve_full": self.full.details(),
             "solve_update": self.step.details(),
@@ -68,6 +74,8 @@ def closed_form(
     *,
     damping: float = DAMPING,
     scale: float | None = None,
+    scale_fit: ScaleFit = "auto",
+    loss: str = "cross-entropy",
     solver: str = "auto",
     memory_budget: int | None = None,
 ) -> ClosedForm:
@@ -76,6 +84,8 @@ def closed_form(
         raise InputError(
             f"damping must be a number > 0, got {damping!r}. It is relative: λ = damping·tr(A)/d; the default is {DAMPING}."
         )
+    if scale_fit not in get_args(ScaleFit):
+        raise InputError(f"scale_fit must be one of {', '.join(get_args(ScaleFit))}; got {scale_fit!r}.")
     if scale is not None and not math.isfinite(scale):
         raise InputError(f"scale must be a finite number or None (fitted), got {scale!r}.")
     started = time.perf_counter()
@@ -89,21 +99,38 @@ def closed_form(
     if lam == 0:
         raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
     budget = memory_budget if memory_budget is not None else int(0.7 * available_memory())
-    name = choose(n * classes, d, budget).solver if solver == "auto" else solver
-    full, step = _solve(rows, both, split, lam=lam, solver=name, memory_budget=budget)
+    choice = choose(n * classes, d, budget)
+    name = choice.solver if solver == "auto" else solver
+    full, step = _solve(rows, both, split, lam=lam, solver=name, rank=choice.rank or DEFAULT_RANK, memory_budget=budget)
     v = full.value[:, 0]
-    moved = (linearisation.outputs - linearisation.anchor_outputs).double()
-    if has_offset:
-        moved = moved + rows.matvec(full.value[:, 1])
-    fitted = scale is None
-    s = _fit_scale(rows.matvec(v), moved) if scale is None else float(scale)
+    lift = rows.matvec(full.value[:, 1]) if has_offset else torch.zeros_like(offset)
+    made, explained = _fitted_scale(rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss)
+    kind, s = made if scale is None else ("given", float(scale))
     delta = s * step.value[:, 0] - (step.value[:, 1] if has_offset else 0.0)
     seconds = {"solve": time.perf_counter() - started}
-    return ClosedForm(delta, damping, lam, s, fitted, name, full, step, seconds)
+    return ClosedForm(delta, damping, lam, s, kind, explained, name, full, step, seconds)
+
+
+def _fitted_scale(
+    direction: Tensor, outputs: Tensor, start: Tensor, *, kind: ScaleFit, loss: str
+) -> tuple[tuple[str, float], float]:
+    """((which fit, s), R² of the least-squares fit) for outputs ≈ start + s·direction, all (n, C)."""
+    moved = outputs - start
+    square = direction.square().sum().clamp_min(1e-300)
+    least = float((direction * moved).sum() / square)
+    explained = 1.0 - float((moved - least * direction).square().sum() / moved.square().sum().clamp_min(1e-300))
+    if kind == "auto":
+        kind = "least-squares" if explained >= RIDGE_REGIME or loss == "squared" else "softmax"
+    if kind == "least-squares":
+        return (kind, least), explained
+    wanted = outputs.softmax(1)
+    divergence = lambda s: -float((wanted * (start + s * direction).log_softmax(1)).sum())
+    bounds = sorted((0.0, 2.0 * least))
+    return (kind, float(minimize_scalar(divergence, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)), explained
 
 
 def _solve(
-    rows: HeadRows, targets: Tensor, split: Split, *, lam: float, solver: str, memory_budget: int
+    rows: HeadRows, targets: Tensor, split: Split, *, lam: float, solver: str, rank: int, memory_budget: int
 ) -> tuple[Solution, Solution]:
     """(v_D, v_r − v_D) for targets (n, C, k)."""
     forget, retain = rows.subset(split.forget), split.retain
@@ -114,15 +141,13 @@ def _solve(
         kept = solve(rows.subset(retain), targets[retain], damping=lam, solver="dual").checked()
         return full, _minus(kept, full)
     if solver in ("matrix-free", "cg"):
-        method = MatrixFree(method="cg")
+        method = MatrixFree(method="cg", rank=rank)
         full = method.solve(rows, targets, damping=lam).checked()
         residual = targets[split.forget] - forget.matvec(full.value)
         step = method.solve_rhs(rows.subset(retain), -forget.rmatvec(residual), damping=lam).checked()
         return full, step
     full = solve(rows, targets, damping=lam, solver=solver, memory_budget=memory_budget).checked()
-    kept = solve(
-        rows.subset(retain), targets[retain], damping=lam, solver=solver, memory_budget=memory_budget
-    ).checked()
+    kept = solve(rows.subset(retain), targets[retain], damping=lam, solver=solver, memory_budget=memory_budget).checked()
     return full, _minus(kept, full)
 
 
@@ -139,11 +164,4 @@ def _primal(rows: HeadRows, targets: Tensor, split: Split, *, lam: float) -> tup
 
 
 def _minus(kept: Solution, full: Solution) -> Solution:
-    from dataclasses import replace
-
     return replace(kept, value=kept.value - full.value)
-
-
-def _fit_scale(predicted: Tensor, moved: Tensor) -> float:
-    """Least squares of the logits' movement on what the linear solution predicts."""
-    return float((predicted * moved).sum() / predicted.square().sum().clamp_min(1e-300))

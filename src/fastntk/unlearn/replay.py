@@ -5,19 +5,27 @@
 Both replays start at the anchor and follow the same batches, schedule, optimiser, loss and weight decay as the real
 fine-tuning (:func:`fastntk.recipe.descend`); they see the network only through the stored rows. What the stand-in gets wrong
 in both cancels in the difference.
+
+``polish`` = K follows it with the last K epochs of the recipe on the real network and the retained samples, from θ + Δ and with
+the optimiser state of the replay: closer to Retrain, at K epochs of its cost and of every later request's.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastntk.data import Split
-from fastntk.recipe import Recipe, batch_loss, descend
+from fastntk.data import Samples, Split
+from fastntk.errors import InputError
+from fastntk.models import logits
+from fastntk.recipe import Recipe, Resume, batch_loss, descend
+from fastntk.training import fast_layout, training_mode
+from fastntk.tuning import Subset
 from fastntk.unlearn.linearisation import Linearisation
 from fastntk.unlearn.path import Path, PathName, path_model
 
@@ -30,6 +38,7 @@ class Replay:
     path: str
     miss: float
     seconds: float
+    resume: Resume | None = None
 
     def details(self) -> dict[str, Any]:
         """JSON-able."""
@@ -37,20 +46,32 @@ class Replay:
 
 
 def tangent_replay(
-    linearisation: Linearisation, labels: Tensor, split: Split, recipe: Recipe, *, path: PathName = "auto"
+    linearisation: Linearisation,
+    labels: Tensor,
+    split: Split,
+    recipe: Recipe,
+    *,
+    path: PathName = "auto",
+    polish: int = 0,
 ) -> Replay:
-    """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples."""
+    """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples.
+
+    ``polish`` > 0 keeps the optimiser state that :func:`finish` needs.
+    """
+    if not 0 <= polish <= recipe.epochs:
+        raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish}.")
     started = time.perf_counter()
     name, model = path_model(linearisation, path)
-    full = replay(model, linearisation.anchor, labels, recipe, description="replay of all")
+    anchor = linearisation.anchor
+    full, _ = replay(model, anchor, labels, recipe, description="replay of all")
     keep = torch.ones(len(labels), dtype=torch.bool)
     keep[split.forget] = False
-    kept = full if bool(keep.all()) else replay(
-        model, linearisation.anchor, labels, recipe, keep=keep, description="replay without"
-    )  # fmt: skip
-    reach = (linearisation.theta - linearisation.anchor).norm().clamp_min(1e-30)
+    kept, resume = replay(
+        model, anchor, labels, recipe, keep=keep, resume_at=recipe.epochs - polish, description="replay without"
+    )
+    reach = (linearisation.theta - anchor).norm().clamp_min(1e-30)
     miss = float((full - linearisation.theta).norm() / reach)
-    return Replay(kept - full, name, miss, time.perf_counter() - started)
+    return Replay(kept - full, name, miss, time.perf_counter() - started, resume)
 
 
 def replay(
@@ -60,10 +81,12 @@ def replay(
     recipe: Recipe,
     *,
     keep: Tensor | None = None,
+    resume_at: int | None = None,
     description: str = "replay",
-) -> Tensor:
-    """The tuned vector (d,) that the recipe reaches in a model of the path."""
+) -> tuple[Tensor, Resume | None]:
+    """The tuned vector (d,) that the recipe reaches in a model of the path, and the optimiser's state at one epoch."""
     w = anchor.clone().requires_grad_()
+    states: list[Resume] = []
 
     def gradient(batch: Tensor) -> tuple[float, int]:
         outputs = path(batch, w)
@@ -71,5 +94,37 @@ def replay(
         (w.grad,) = torch.autograd.grad(loss, w)
         return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
 
-    descend([w], gradient, recipe, count=len(labels), keep=keep, description=description)
+    def watch(epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == resume_at:
+            states.append(Resume(epoch, copy.deepcopy(optimizer.state_dict())))
+
+    descend([w], gradient, recipe, count=len(labels), keep=keep, description=description, watch=watch)
+    return w.detach(), states[0] if states else None
+
+
+def finish(
+    model: nn.Module,
+    subset: Subset,
+    samples: Samples,
+    recipe: Recipe,
+    *,
+    start: Tensor,
+    anchor: Tensor,
+    keep: Tensor,
+    resume: Resume,
+) -> Tensor:
+    """The real network's last epochs from ``start`` (d,), in place; returns the tuned vector (d,)."""
+    w = start.clone().requires_grad_()
+    parameters = list(subset.parameters.values())
+    inputs, labels = fast_layout(model, samples.inputs), samples.labels
+
+    def gradient(batch: Tensor) -> tuple[float, int]:
+        subset.set(w.detach())
+        outputs = logits(model, inputs[batch])
+        loss = batch_loss(outputs, labels[batch], recipe)
+        w.grad = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+        return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
+
+    with training_mode(model, recipe):
+        descend([w], gradient, recipe, count=len(samples), keep=keep, anchor=[anchor], resume=resume, description="polish")
     return w.detach()

@@ -70,9 +70,7 @@ def renew_statistics(run: Run, model: nn.Module, retained: Samples) -> dict[str,
     """Estimate BatchNorm statistics of ``model`` anew, from the retained samples, where they were updated; say so."""
     updated = statistics_updated(run)
     if not updated:
-        known = (
-            "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
-        )
+        known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
         return {"batch_norm_statistics": known}
     estimate_statistics(model, retained)
     return {"batch_norm_statistics": "estimated anew from the retained samples", "samples": len(retained)}
