@@ -144,9 +144,7 @@ def test_wrong_number_of_classes(count):
 
 
 def test_unknown_weights_name_what_is_known():
-    with pytest.raises(
-        InputError, match=r"'imagenet' is neither a name known for resnet20 \(one of: cifar10, cifar100"
-    ):
+    with pytest.raises(InputError, match=r"'imagenet' is neither a name known for resnet20 \(one of: cifar100"):
         build_model("resnet20", num_classes=10, weights="imagenet")
     with pytest.raises(InputError, match="fastntk pretrain"):
         build_model("resnet110", num_classes=10, weights="pretrained")

@@ -125,15 +125,23 @@ def test_registry_is_either_embedded_or_https():
         assert known.url is None or known.url.startswith("https://github.com/")
 
 
-def test_registered_weights_are_fetched_once_and_bring_their_normalisation(tmp_path, tensors, monkeypatch):
+def test_only_verified_addresses_are_registered():
+    public = {key: known.url for key, known in KNOWN.items() if known.url}
+    assert list(public) == [("mobilenetv2_x0_5", "cifar100")]
+    assert "chenyaofo/pytorch-cifar-models/releases" in public["mobilenetv2_x0_5", "cifar100"]
+
+
+def test_registered_weights_are_fetched_once_and_bring_their_normalisation_and_note(tmp_path, tensors, monkeypatch):
     from fastntk.models import card_of, weights
 
-    file = tmp_path / "resnet20-12fca82f.th"
+    file = tmp_path / "known.th"
     torch.save({"state_dict": {f"module.{name.replace('fc.', 'linear.')}": v for name, v in tensors.items()}}, file)
+    made_up = weights.KnownWeights(url="https://example.invalid/known.th", mean=(0.1, 0.2, 0.3), note="trained on it")
+    monkeypatch.setattr("fastntk.models.build.KNOWN", {("resnet20", "somewhere"): made_up})
     asked = []
     monkeypatch.setattr(weights, "download", lambda url, *, sha256: asked.append((url, sha256)) or file)
-    model = build_model("resnet20", num_classes=5, weights="cifar10")
-    assert asked == [(KNOWN["resnet20", "cifar10"].url, None)]
+    model = build_model("resnet20", num_classes=5, weights="somewhere")
+    assert asked == [(made_up.url, None)]
     assert backbone_equal(model, tensors)
-    assert card_of(model).input.mean == (0.485, 0.456, 0.406)
-    assert "trained on CIFAR-10" in card_of(model).notes[0]
+    assert card_of(model).input.mean == (0.1, 0.2, 0.3)
+    assert "trained on it" in card_of(model).notes[0]

@@ -32,7 +32,6 @@ WEIGHT_SUFFIXES = SAFE_SUFFIXES + PICKLE_SUFFIXES
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,7 @@ class KnownWeights:
         return download(self.url, sha256=self.sha256)
 
 
-def _cifar10(file: str) -> KnownWeights:
-    return KnownWeights(
-        url=f"https://github.com/akamaster/pytorch_resnet_cifar10/raw/master/pretrained_models/{file}",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        note="the backbone was trained on CIFAR-10: forgetting CIFAR-10 images leaves their influence in it",
-    )
-
-
-# (model, weights option) -> where.
+# (model, weights option) -> where. Only addresses somebody has fetched from belong here.
 KNOWN: Mapping[tuple[str, str], KnownWeights] = MappingProxyType(
     {
         ("resnet20", "cifar100"): KnownWeights(file="cifar100_resnet20.safetensors"),
@@ -74,11 +64,6 @@ KNOWN: Mapping[tuple[str, str], KnownWeights] = MappingProxyType(
             url="https://github.com/chenyaofo/pytorch-cifar-models/releases/download/mobilenetv2/"
             "cifar100_mobilenetv2_x0_5-9f915757.pt"
         ),
-        ("resnet20", "cifar10"): _cifar10("resnet20-12fca82f.th"),
-        ("resnet32", "cifar10"): _cifar10("resnet32-d509ac18.th"),
-        ("resnet44", "cifar10"): _cifar10("resnet44-014dd654.th"),
-        ("resnet56", "cifar10"): _cifar10("resnet56-4bfd9763.th"),
-        ("resnet110", "cifar10"): _cifar10("resnet110-1d1ed7c2.th"),
     }
 )
 
