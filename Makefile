@@ -34,6 +34,7 @@ format: $(ALL)
 	$(BIN)/ruff check --fix .
 
 bench: $(ALL)
+	$(PIP) -c benchmarks/constraints.txt -e '.[timm,hf,test,bench]'
 	$(BIN)/python -m benchmarks
 
 $(BIN)/python:

@@ -201,9 +201,7 @@ def plan(
         chunk=min(size, len(samples)),
         input_copy=_input_copy(run.model, samples.inputs),
     )
-    routes = tuple(
-        _judged(route, memory=memory, disk=disk) for route in estimate(sizes, calibration, recipe=run.recipe)
-    )
+    routes = tuple(_judged(route, memory=memory, disk=disk) for route in estimate(sizes, calibration, recipe=run.recipe))
     if not any(route.fits for route in routes):
         raise BudgetError(_refusal(routes, sizes, calibration, memory=memory, disk=disk))
     made = Plan(
@@ -242,9 +240,7 @@ def _streamed(s: Sizes, speed: Calibration, make: float) -> Iterator[Route]:
         solving = sums + 8 * s.parameters**2 + 24 * 256 * s.parameters
         seconds = make + _gram_flops(s) / rate + _cholesky_seconds(s.parameters, speed) * 2
         solver = f"primal (A summed in float{bits})"
-        yield Route(
-            "fast-ntk", "never stored", solver, seconds, s.input_copy + CHUNK_BYTES + max(adding, solving), 0, True
-        )
+        yield Route("fast-ntk", "never stored", solver, seconds, s.input_copy + CHUNK_BYTES + max(adding, solving), 0, True)
     # jvp and vjp cost about three forward passes each; both systems.
     products = 2 * ITERATIONS * 6 * speed.forward * s.samples
     needed = bytes_of_routes(s.n_rows, s.parameters)["matrix-free"]
@@ -273,9 +269,7 @@ def _replay(s: Sizes, speed: Calibration, make: float, *, kept: str, recipe: Rec
     known = recipe or Recipe()
     steps = known.epochs * math.ceil(s.samples / known.batch_size)
     seconds = 2 * (known.epochs * 4 * _read_seconds(s, speed, kept=kept) + steps * 100 * speed.dispatch)
-    gathered = (
-        2 * min(known.batch_size, s.samples) * s.classes * s.body * s.itemsize + 16 * 8 * s.parameters + CHUNK_BYTES
-    )
+    gathered = 2 * min(known.batch_size, s.samples) * s.classes * s.body * s.itemsize + 16 * 8 * s.parameters + CHUNK_BYTES
     route = _kept(s, speed, "tangent-replay", kept, "two replays", seconds=make + seconds, memory=gathered)
     if recipe is None:
         why = "needs the recipe, which the run does not record"

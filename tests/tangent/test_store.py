@@ -94,9 +94,7 @@ def killed_after(folder: Path, chunks: int) -> subprocess.CompletedProcess[str]:
         RowEngine.rows = rows
         store.stored_rows(checked, case.images(), {str(folder)!r}, chunk=4)
     """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_killed_job_resumes_and_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +205,7 @@ def test_an_unwritable_folder_is_explained(tmp_path: Path, where: str) -> None:
     assert content(tmp_path) == {"file": b"x"}
 
 
-def test_a_disk_too_small_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_too_small_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(BudgetError, match=r"The rows need .* 1 kB are free\. Free some space"):
         stored_rows(engine(), images(), tmp_path / "deep" / "rows")

@@ -92,9 +92,7 @@ def stored_rows(
     """
     folder = Path(folder)
     if inputs.dtype not in _DTYPES or inputs.device.type != "cpu":
-        raise InputError(
-            f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)} on the CPU."
-        )
+        raise InputError(f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)} on the CPU.")
     size = DEFAULT_CHUNK if chunk is None else chunk
     if size < 1:
         raise InputError(f"chunk must be ≥ 1, got {size}.")
@@ -117,9 +115,7 @@ def _files(engine: RowEngine, inputs: Tensor, folder: Path) -> list[_File]:
     return files
 
 
-def _key(
-    engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, samples_digest: str | None
-) -> dict[str, Any]:
+def _key(engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, samples_digest: str | None) -> dict[str, Any]:
     """What decides every byte of the rows; digests and shapes only."""
     weights = json.dumps(fingerprint_of(engine.model), sort_keys=True)
     return {
@@ -171,9 +167,7 @@ def _check_sizes(files: list[_File]) -> None:
             )
 
 
-def _finish(
-    engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, key: dict[str, Any], done: int
-) -> None:
+def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, key: dict[str, Any], done: int) -> None:
     """Write the chunks that are missing; what this call made is taken back if not even one could be kept."""
     missing = [folder, *folder.parents]
     missing = missing[: next(i for i, path in enumerate(missing) if path.exists())]
@@ -193,9 +187,7 @@ def _finish(
         if kept == 0 and not busy:
             _take_back(made, missing)
         if busy:
-            raise InputError(
-                f"Another process is writing rows to {folder}: wait for it or give another folder."
-            ) from error
+            raise InputError(f"Another process is writing rows to {folder}: wait for it or give another folder.") from error
         if not isinstance(error, OSError):
             raise
         raise _explained(error, folder, files, kept=kept) from error
@@ -268,9 +260,7 @@ def _check_space(folder: Path, files: list[_File]) -> None:
     needed = sum(file.size for file in files) - present
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise BudgetError(
-            f"The rows need {readable(needed)} on the disk of {folder}, {readable(free)} are free. {_advice()}"
-        )
+        raise BudgetError(f"The rows need {readable(needed)} on the disk of {folder}, {readable(free)} are free. {_advice()}")
 
 
 def _explained(error: OSError, folder: Path, files: list[_File], *, kept: int) -> InputError:
