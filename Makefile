@@ -2,6 +2,7 @@
 # make test   all extras, then the tests (the default tier; `make slow` runs the long ones)
 # make check  format, lint, strict types
 # make bench  benchmarks, which print ratios
+# make tables the documents of results, from the records in results/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ ALL := $(VENV)/.all-installed
 # about 100 s of CPU time with spinning, 25 s without.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test slow check format bench clean
+.PHONY: demo test slow check format bench tables clean
 
 demo: $(CORE)
 	$(BIN)/fastntk demo --out demo-out
@@ -36,6 +37,9 @@ format: $(ALL)
 bench: $(ALL)
 	$(PIP) -c benchmarks/constraints.txt -e '.[timm,hf,test,bench]'
 	$(BIN)/python -m benchmarks
+
+tables: $(CORE)
+	$(BIN)/python -m fastntk.experiments tables unlearning
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,97 @@
+"""How many epochs on the forgotten samples until a model knows them again: few epochs mean that memory was left.
+
+Adam on the tuned subset of a copy, network in eval mode, until the eval-mode loss on all forgotten samples is below a
+threshold; looked at before the first epoch and after each. A model that is not there after ``cap`` epochs is censored, which is
+not the same as ``cap`` epochs.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastntk.audit.metrics import mean_loss
+from fastntk.data import Samples
+from fastntk.errors import InputError
+from fastntk.models import logits
+from fastntk.progress import track
+from fastntk.training import eval_mode, fast_layout, predict
+from fastntk.tuning import Subset
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """``epochs`` until the loss was below the threshold, None where it never was (more than ``cap``).
+
+    ``curve``: the loss before the first epoch and after each.
+    """
+
+    epochs: int | None
+    curve: tuple[float, ...]
+    threshold: float
+    cap: int
+
+    @property
+    def censored(self) -> bool:
+        """True where ``cap`` epochs were not enough."""
+        return self.epochs is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dictionary; the curve to six digits."""
+        return {
+            "epochs": self.epochs,
+            "censored": self.censored,
+            "threshold": self.threshold,
+            "cap": self.cap,
+            "curve": [float(f"{loss:.6g}") for loss in self.curve],
+        }
+
+
+def relearn(
+    model: nn.Module,
+    subset: Subset,
+    samples: Samples,
+    *,
+    lr: float = 1e-3,
+    batch_size: int = 64,
+    threshold: float = 0.05,
+    cap: int = 100,
+    seed: int = 0,
+) -> Relearned:
+    """Count the epochs a copy of the model needs on ``samples``, the forgotten ones; the model itself is not touched."""
+    if len(samples) == 0:
+        raise InputError("relearn: there are no samples to learn again.")
+    if not lr > 0 or batch_size < 1 or not threshold > 0 or cap < 0:
+        raise InputError(
+            f"relearn: lr and threshold must be > 0, batch_size ≥ 1, cap ≥ 0; got {lr}, {threshold}, {batch_size}, {cap}."
+        )
+    work = copy.deepcopy(model)
+    parameters = list(subset.on(work).parameters.values())
+    inputs, labels = fast_layout(work, samples.inputs), samples.labels
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    curve = [mean_loss(predict(work, inputs), labels)]
+    for epoch in track(range(cap), "relearning"):
+        if curve[-1] < threshold:
+            break
+        order = torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(len(labels)))
+        with eval_mode(work):
+            for batch in order.split(batch_size):
+                _step(work, parameters, optimizer, inputs[batch], labels[batch])
+        curve.append(mean_loss(predict(work, inputs), labels))
+    epochs = len(curve) - 1 if curve[-1] < threshold else None
+    return Relearned(epochs, tuple(curve), threshold, cap)
+
+
+def _step(
+    model: nn.Module, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor
+) -> None:
+    loss = F.cross_entropy(logits(model, inputs), labels)
+    for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters)):
+        parameter.grad = grad
+    optimizer.step()

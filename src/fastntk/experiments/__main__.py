@@ -1,0 +1,103 @@
+"""``python -m fastntk.experiments run|plan|tables NAME``: run what is missing, or make the tables from the records."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+WAIT = "OMP_WAIT_POLICY"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; 2 for a mistake of the caller."""
+    from fastntk.errors import InputError
+
+    options = parser().parse_args(arguments)
+    try:
+        return _tables(options) if options.command == "tables" else _run(options)
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    from fastntk.experiments.lists import EXPERIMENTS
+
+    top = argparse.ArgumentParser(prog="python -m fastntk.experiments", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run what is missing")
+    tables = commands.add_parser("tables", help="make the document from the records")
+    for command in (run, tables):
+        command.add_argument("name", choices=sorted(EXPERIMENTS))
+        command.add_argument("--out", type=Path, default=Path("results"), help="folder of records")
+    tables.add_argument("--docs", type=Path, default=Path("docs"), help="folder of documents")
+    run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
+    run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
+    run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", "../shared")))
+    run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
+    run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
+    return top
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+
+    from fastntk.errors import InputError
+    from fastntk.experiments import single
+    from fastntk.experiments.lists import EXPERIMENTS
+    from fastntk.experiments.runner import plan, run_steps
+    from fastntk.progress import show_progress
+
+    settings = EXPERIMENTS[options.name]
+    known = [setting.name for setting in settings]
+    unknown = sorted(set(options.settings or []) - set(known))
+    if unknown:
+        raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
+    settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
+    if options.threads is not None:
+        if options.threads < 1:
+            raise InputError(f"--threads must be at least 1, got {options.threads}.")
+        torch.set_num_threads(options.threads)
+    work = options.work or options.out / "work"
+    if options.name == "single":
+        for setting in settings:
+            single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
+        return 0
+    steps = plan(settings, experiment=options.name, out=options.out, work=work)
+    for setting in settings:
+        mine = [step for step in steps if step.setting == setting]
+        kinds = ", ".join(f"{sum(step.kind == kind for step in mine)} {kind}s" for kind in ("fit", "retrain", "record"))
+        print(f"{setting.name}: {kinds}; about {sum(step.seconds for step in mine) / 60:.0f} min")
+    print(f"all: {len(steps)} steps; about {sum(step.seconds for step in steps) / 60:.0f} min (rough, on two cores)")
+    if not options.plan:
+        with show_progress(enabled=sys.stderr.isatty()):
+            run_steps(steps, shared=options.shared, work=work)
+    return 0
+
+
+def _tables(options: argparse.Namespace) -> int:
+    from fastntk.atomic import write_file
+    from fastntk.experiments.lists import EXPERIMENTS
+    from fastntk.experiments.pages import page
+
+    target = options.docs / ("results-unlearning.md" if options.name != "development" else "results-development.md")
+    single = EXPERIMENTS["single"] if options.name != "development" else ()
+    name = "unlearning" if options.name == "single" else options.name
+    write_file(target, page(name, EXPERIMENTS[name], single=single, out=options.out).encode(), overwrite=True)
+    print(f"wrote {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    if WAIT not in os.environ:
+        # OpenMP reads this when torch loads it, which importing the package has already done: start again with it set.
+        os.environ[WAIT] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, "-m", "fastntk.experiments", *sys.argv[1:]])
+    sys.exit(main())

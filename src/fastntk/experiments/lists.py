@@ -1,0 +1,117 @@
+"""The experiments: settings as data, cheapest and most telling first.
+
+``UNLEARNING`` is reported. ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds
+(100 and up), another random draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastntk.experiments.setting import Method, Request, Setting
+from fastntk.recipe import Recipe
+
+FULL = Method("full", "full")
+RETRAIN = Method("retrain", "retrain")
+FAST_NTK = Method("fast-ntk", "fast-ntk")
+REPLAY = Method("tangent-replay", "tangent-replay")
+POLISH = Method("tangent-replay polish", "tangent-replay", {"polish": 4})
+BASELINES = (Method("max-loss", "max-loss"), Method("random-label", "random-label"))
+CORE = (FULL, FAST_NTK, REPLAY, POLISH, RETRAIN)
+
+CALTECH_50 = (
+    "Faces", "Leopards", "Motorbikes", "airplanes", "bonsai", "brain", "buddha", "butterfly", "car_side", "chandelier",
+    "ewer", "grand_piano", "hawksbill", "helicopter", "kangaroo", "ketch", "menorah", "starfish", "trilobite", "watch",
+)  # fmt: skip
+"""The classes of Caltech that have 50 training images."""
+
+RESNET = Setting(
+    name="resnet20-100",
+    model="resnet20",
+    weights="cifar100",
+    data="{shared}/data/cifar10-5k.npz@train",
+    holdout="{shared}/data/cifar10-5k.npz@test",
+    images_per_class=100,
+    requests=(Request("class", 0), Request("class", 3), Request("random", 0.1, draw_seed=0)),
+    seeds=(0, 1, 2, 3, 4),
+    methods=(*CORE[:-1], *BASELINES, RETRAIN),
+)
+ONE_CLASS = (Request("class", 0),)
+MOBILENET = replace(
+    RESNET,
+    name="mobilenetv2-100",
+    model="mobilenetv2_x0_5",
+    weights="{shared}/weights/cifar100_mobilenetv2_x0_5.safetensors",
+    requests=ONE_CLASS,
+    seeds=(0, 1, 2),
+    methods=CORE,
+)
+VIT = Setting(
+    name="vit-caltech-20x50",
+    model="timm:vit_small_patch14_dinov2",
+    weights="{shared}/weights/vit_small_patch14_dinov2.safetensors",
+    image_size=56,
+    data="{shared}/data/caltech50@train",
+    holdout="{shared}/data/caltech50@holdout",
+    only_classes=CALTECH_50,
+    images_per_class=50,
+    tune="prompts+head",
+    recipe=Recipe(epochs=8, lr=5e-3, batch_size=32, weight_decay=1e-4),
+    requests=ONE_CLASS,
+    seeds=(0, 1),
+    extra_retrain_seeds=(2,),
+    methods=CORE,
+    note="Images of 56 pixels and 8 epochs, so that it finishes on two cores.",
+)
+
+UNLEARNING: tuple[Setting, ...] = (
+    RESNET,
+    replace(RESNET, name="resnet20-200", images_per_class=200, requests=ONE_CLASS, seeds=(0, 1, 2), methods=CORE),
+    MOBILENET,
+    replace(
+        RESNET,
+        name="resnet20-500",
+        images_per_class=500,
+        requests=ONE_CLASS,
+        seeds=(0, 1),
+        extra_retrain_seeds=(2,),
+        methods=CORE,
+    ),
+    VIT,
+    replace(VIT, name="vit-caltech-50x20", only_classes=None, images_per_class=20),
+)
+
+DEVELOPMENT: tuple[Setting, ...] = (
+    replace(
+        RESNET,
+        name="dev-resnet20-100",
+        requests=(Request("class", 7), Request("class", 8), Request("random", 0.1, draw_seed=100)),
+        seeds=(100, 101, 102),
+        methods=CORE,
+    ),
+    replace(MOBILENET, name="dev-mobilenetv2-100", requests=(Request("class", 7),), seeds=(100, 101, 102)),
+    replace(
+        VIT,
+        name="dev-vit-caltech-20x50",
+        requests=(Request("class", 7),),
+        seeds=(100,),
+        extra_retrain_seeds=(101, 102),
+    ),
+)
+
+SINGLE: tuple[Setting, ...] = (
+    replace(
+        RESNET,
+        name="single-resnet20-30",
+        images_per_class=30,
+        requests=(),
+        seeds=(0,),
+        methods=tuple(
+            Method(label, method, {**options, "validate": False}) for label, method, options in (FAST_NTK, REPLAY, POLISH)
+        ),
+    ),
+)
+REMOVALS = 60
+"""Single images removed, evenly spread over the data set."""
+
+EXPERIMENTS: dict[str, tuple[Setting, ...]] = {"unlearning": UNLEARNING, "development": DEVELOPMENT, "single": SINGLE}

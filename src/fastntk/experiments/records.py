@@ -1,0 +1,85 @@
+"""Records on disk: JSON written whole or not at all, and folders that belong to one configuration.
+
+    <out>/<experiment>/<setting>/setting.json                       the configuration and its digest
+    <out>/<experiment>/<setting>/<request>/<method>-seed<k>.json    one record
+
+Nothing here knows torch or what a record means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fastntk.atomic import write_file
+from fastntk.errors import InputError
+
+SCHEMA = 1
+SETTING_FILE = "setting.json"
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write one record atomically; numbers JSON lacks become null."""
+    text = json.dumps(jsonable(record), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_file(path, (text + "\n").encode(), overwrite=True)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read one record, or say which file is broken."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable record ({error}): delete it and run the experiment again.") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise InputError(f"{path}: expected a record of schema {SCHEMA}, found {found}. Delete it and run again.")
+    return record
+
+
+def check_folder(folder: Path, digest: str) -> None:
+    """Refuse a folder that another configuration made."""
+    path = folder / SETTING_FILE
+    if path.exists():
+        found = read_record(path)["digest"]
+        if found != digest:
+            raise InputError(
+                f"{folder} was made by another configuration ({found[:12]}…, now {digest[:12]}…; see {path.name} there). "
+                "Choose another --out, or move that folder away."
+            )
+    elif folder.is_dir() and any(folder.rglob("*.json")):
+        raise InputError(f"{folder} holds records but no {SETTING_FILE}: move it away, or choose another --out.")
+
+
+def has_record(path: Path, digest: str) -> bool:
+    """Whether the record is there already; one of another method, request or option under this name is refused."""
+    if not path.exists():
+        return False
+    found = read_record(path).get("digest")
+    if found != digest:
+        raise InputError(
+            f"{path} was made with another method, options or request. Delete it to run it again, or give the "
+            "method another label."
+        )
+    return True
+
+
+def jsonable(value: Any) -> Any:
+    """The value with tuples as lists, names as str, and NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def without(value: Any, *names: str) -> Any:
+    """The value with these keys left out at every depth: what differs from run to run."""
+    if isinstance(value, dict):
+        return {name: without(item, *names) for name, item in value.items() if name not in names}
+    if isinstance(value, (list, tuple)):
+        return [without(item, *names) for item in value]
+    return value
