@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -133,9 +135,7 @@ CASES: list[tuple[Callable[[], tuple[nn.Module, tuple[int, ...]]], str]] = [
 
 @pytest.mark.parametrize(("build", "spec"), CASES, ids=lambda v: getattr(v, "__name__", str(v)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-def test_rows_equal_vmap_jacrev(
-    build: Callable[[], tuple[nn.Module, tuple[int, ...]]], spec: str, dtype: torch.dtype
-) -> None:
+def test_rows_equal_vmap_jacrev(build: Callable[[], tuple[nn.Module, tuple[int, ...]]], spec: str, dtype: torch.dtype) -> None:
     model, shape = build()
     subset = fastntk.tune(model, spec)
     shaken(model).to(dtype)
@@ -254,3 +254,16 @@ def test_guards_explain_themselves(build: Callable[[], nn.Module], inputs: Tenso
     subset = fastntk.tune(model, "head")
     with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
         fastntk.jacobian(model, subset, inputs)
+
+
+def test_a_chunk_leaves_no_activations_behind() -> None:
+    """A cycle through autograd's nodes is never collected: each chunk's activations would stay for ever."""
+    model, shape = resnet()
+    subset = fastntk.tune(model, "norm+head")
+    engine = checked_engine(shaken(model), subset, torch.randn(2, *shape))
+    kept: list[weakref.ref[Tensor]] = []
+    model.layer3.register_forward_hook(lambda module, args, output: kept.append(weakref.ref(output)))
+    engine.rows(torch.randn(2, *shape))
+    gc.collect()
+    assert kept
+    assert all(ref() is None for ref in kept)

@@ -62,5 +62,5 @@ def one_norm(matrix: Tensor) -> float:
     """Return the 1-norm of a symmetric matrix; NaN or infinity in it comes out as such."""
     if matrix.shape[0] == 0:
         return 0.0
-    sums = [matrix[start:stop].abs().sum(1).max() for start, stop in strips(matrix.shape[0], STRIP // 4)]
-    return float(torch.stack(sums).max())
+    # A norm needs no |A|: strips of one left half a gigabyte of holes in the heap at d = 8 746.
+    return float(torch.linalg.vector_norm(matrix, 1, dim=1).max())

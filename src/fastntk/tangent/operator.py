@@ -48,10 +48,7 @@ class TangentOperator:
 
         # Forward-mode derivatives exist for the plain attention kernel only.
         with sdpa_kernel(SDPBackend.MATH):
-            parts = [
-                jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1]
-                for x in self.inputs.split(self.chunk)
-            ]
+            parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self.inputs.split(self.chunk)]
         return torch.cat(parts).to(v.dtype)
 
     def rmatvec(self, u: Tensor) -> Tensor:

@@ -39,9 +39,12 @@ class RowEngine:
         parameters: dict[str, Tensor] = {name: p for name, p in subset.parameters.items() if p.numel()}
         with _frozen(model), torch.no_grad():
             candidate = self._head_candidate()
+            plain = logits(model, example)
             mode = SiteMode(parameters, lambda name, rows: None, head=candidate[1] if candidate else None)
             with mode:
                 output = logits(model, example)
+        # Code that calls an in-place activation and drops what it returns would go wrong under the replacement.
+        self.pointwise = bool(torch.allclose(plain, output, rtol=1e-3, atol=1e-4 * float(plain.abs().max() + 1)))
         self.classes = int(output.shape[1])
         self.head = candidate if candidate and _closes(mode, output) else None
         if candidate and not self.head:
@@ -103,11 +106,10 @@ class RowEngine:
         """The rows of one chunk of inputs (n, …)."""
         body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=inputs.dtype, device=inputs.device)
         features = None
-        with _frozen(self.model):
-            if self.direct or self.head:
-                features = self._direct_rows(inputs, body)
-            if self.generic:
-                self._generic_rows(inputs, body)
+        if self.direct or self.head:
+            features = self._direct_rows(inputs, body)
+        if self.generic:
+            self._generic_rows(inputs, body)
         return self.assemble(body, features if self.weight_columns is not None else None)
 
     def assemble(self, body: Tensor, features: Tensor | None) -> HeadRows:
@@ -139,21 +141,9 @@ class RowEngine:
         """
         if self.generic:
             return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
-        n, m = len(inputs), probes.shape[2]
-        out = torch.zeros(n, m, self.subset.numel, dtype=inputs.dtype, device=inputs.device)
-        current = 0
-
-        def collect(name: str, rows: Tensor) -> None:
-            out[:, current, self.slices[name]] += rows.reshape(n, -1)
-
-        present = self.subset.parameters
-        mode = SiteMode({name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None)
-        with _frozen(self.model):
-            with torch.enable_grad(), mode:
-                output = logits(self.model, inputs)
-            for current in range(m if self.direct else 0):
-                weights = probes[:, :, current].to(output)
-                torch.autograd.grad(output, mode.handle, weights, retain_graph=current + 1 < m, allow_unused=True)
+        swept, mode = self._sweep(inputs, probes.to(inputs.dtype))
+        out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=inputs.dtype, device=inputs.device)
+        out[:, :, self.direct_columns] = swept
         for name in self.head_names:
             part = probes.transpose(1, 2).to(out)
             if name.endswith("weight"):
@@ -163,29 +153,51 @@ class RowEngine:
         return out
 
     def _direct_rows(self, inputs: Tensor, body: Tensor) -> Tensor | None:
-        target = torch.zeros(len(inputs), self.features or 0, body.shape[2]) if self.via_features else body
-        current = 0
+        swept, mode = self._sweep(inputs, None)
+        if self.via_features and self.head is not None and self.direct:
+            swept = torch.matmul(self.head[1].detach(), swept)
+        if self.direct:
+            body[:, :, : swept.shape[2]] = swept
+        return None if mode.features is None else mode.features.detach()
+
+    def _sweep(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode]:
+        """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, direct columns)."""
+        pieces: dict[str, Tensor] = {}
 
         def collect(name: str, rows: Tensor) -> None:
             if len(rows) != len(inputs):
                 self.misplaced.add(name)
-                return
-            target[:, current, self.places[name]] += rows.reshape(len(rows), -1)
+            elif name in pieces:
+                pieces[name] = pieces[name] + rows
+            else:
+                pieces[name] = rows
 
         present = self.subset.parameters
-        mode = SiteMode({name: present[name] for name in self.direct}, collect, head=self.head[1] if self.head else None)
-        with torch.enable_grad() if self.direct else torch.no_grad(), mode:
-            output = logits(self.model, inputs)
-        source = mode.features if self.via_features else output
-        assert source is not None
-        for current in range(self.backwards):
-            torch.autograd.grad(
-                source[:, current].sum(), mode.handle, retain_graph=current + 1 < self.backwards, allow_unused=True
-            )
-        if self.via_features and self.head is not None:
-            width = len(self.direct_columns)
-            body[:, :, :width] = torch.matmul(self.head[1].detach(), target[:, :, :width])
-        return None if mode.features is None else mode.features.detach()
+        mode = SiteMode(
+            {name: present[name] for name in self.direct},
+            collect,
+            head=self.head[1] if self.head else None,
+            pointwise=self.pointwise,
+        )
+        with _frozen(self.model):
+            with torch.enable_grad() if self.direct else torch.no_grad(), mode:
+                output = logits(self.model, inputs)
+            source = mode.features if self.via_features and probes is None else output
+            assert source is not None
+            count = self.backwards if probes is None else probes.shape[2]
+            swept = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=inputs.dtype, device=inputs.device)
+            for k in range(count if self.direct else 0):
+                pieces.clear()
+                seed = torch.zeros_like(source) if probes is None else probes[:, :, k]
+                if probes is None:
+                    seed[:, k] = 1
+                torch.autograd.grad(source, mode.handle, seed, retain_graph=k + 1 < count, allow_unused=True)
+                if len(pieces) == len(self.direct):
+                    torch.cat([pieces[name].flatten(1) for name in self.direct], 1, out=swept[:, k])
+                else:
+                    for name, rows in pieces.items():
+                        swept[:, k, self.places[name]] = rows.flatten(1)
+        return swept, mode
 
     def _generic_rows(self, inputs: Tensor, body: Tensor) -> None:
         present = self.subset.parameters

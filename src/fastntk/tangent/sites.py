@@ -45,9 +45,9 @@ class _BatchNormSite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        space = tuple(range(2, grad.dim()))
-        _norm_rows(ctx.site, grad, ctx.normalised, space)
-        return (grad * ctx.scale if ctx.needs_input_grad[0] else None), None, None
+        scratch = _norm_rows(ctx.site, grad, ctx.normalised, tuple(range(2, grad.dim())))
+        # The product just summed is warm in cache: the input's gradient takes its place.
+        return (torch.mul(grad, ctx.scale, out=scratch) if ctx.needs_input_grad[0] else None), None, None
 
 
 class _LayerNormSite(torch.autograd.Function):
@@ -125,12 +125,15 @@ class _Norm:
     groups: int = 1
 
 
-def _norm_rows(site: _Norm, grad: Tensor, normalised: Tensor | None, over: tuple[int, ...]) -> None:
+def _norm_rows(site: _Norm, grad: Tensor, normalised: Tensor | None, over: tuple[int, ...]) -> Tensor | None:
+    """Hand over the rows of γ and β; return the product buffer, free for reuse where it was summed."""
+    product = None
     if site.on_weight is not None and normalised is not None:
-        product = grad * normalised
+        product = normalised * grad
         site.on_weight(product.sum(over) if over else product)
     if site.on_bias is not None:
         site.on_bias(grad.sum(over) if over else grad)
+    return product if over else None
 
 
 class _LinearSite(torch.autograd.Function):
@@ -220,20 +223,47 @@ class _PrefixSite(torch.autograd.Function):
         return None, None, None, None, None
 
 
+class _Pointwise(torch.autograd.Function):
+    """An activation whose derivative is computed once for all C backward passes, which then are products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            y = func(leaf, *args, **kwargs)
+        (ctx.slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        # The slope first: the product then has the activations' memory layout, which the convolutions want.
+        return ctx.slope * grad, None, None, None
+
+
+POINTWISE = {F.relu, torch.relu, F.relu6, F.gelu, F.silu, F.hardswish, torch.tanh, torch.sigmoid}
+
+
 class SiteMode(TorchFunctionMode):
     """While active, operations on tuned parameters report their per-sample gradients to ``collect(name, rows)``.
 
     ``head``: a linear layer's weight whose input is kept in ``features`` instead (its rows are in closed form).
+    ``pointwise``: replace activations by ones that remember their derivative (out of place, whatever they ask for).
     ``unsupported``: parameters met in operations that are not known here. ``met``: all parameters met.
     """
 
     def __init__(
-        self, parameters: dict[str, Tensor], collect: Callable[[str, Tensor], None], *, head: Tensor | None = None
+        self,
+        parameters: dict[str, Tensor],
+        collect: Callable[[str, Tensor], None],
+        *,
+        head: Tensor | None = None,
+        pointwise: bool = True,
     ) -> None:
         super().__init__()
         self._names = {id(tensor): name for name, tensor in parameters.items()}
         self._collect = collect
         self._head = head
+        self._pointwise = pointwise
         self.handle = torch.zeros((), requires_grad=True)
         self.features: Tensor | None = None
         self.head_output: Tensor | None = None
@@ -246,6 +276,12 @@ class SiteMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and self._head is not None and len(args) > 1 and args[1] is self._head:
             return self._head_call(*args, **kwargs)
+        if func in POINTWISE and self._pointwise:
+            # Activations need no site, and before the first one there is nothing to go back to.
+            kwargs = {name: value for name, value in kwargs.items() if name != "inplace"}
+            if args and isinstance(args[0], Tensor) and args[0].requires_grad:
+                return _Pointwise.apply(args[0], func, args[1:], kwargs)  # type: ignore[no-untyped-call]
+            return func(*args, **kwargs)
         used = [self._names[id(a)] for a in (*args, *kwargs.values()) if id(a) in self._names]
         if not used:
             nested = [a for group in args if isinstance(group, list | tuple) for a in group]
@@ -265,7 +301,9 @@ class SiteMode(TorchFunctionMode):
     def collector(self, tensor: Tensor | None) -> Collect | None:
         """Who takes this tensor's rows; None if it is not tuned."""
         name = self._names.get(id(tensor)) if tensor is not None else None
-        return None if name is None else lambda rows: self._collect(name, rows)
+        # Not self: a cycle through the graph's nodes is never collected, and with it every chunk's activations.
+        collect = self._collect
+        return None if name is None else lambda rows: collect(name, rows)
 
     def _head_call(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # A name in `met` twice would mean two uses of the head: its closed form then does not hold.
