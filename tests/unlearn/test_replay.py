@@ -57,18 +57,9 @@ def test_a_linear_model_under_replay_equals_retraining(optimizer: str, schedule:
 
 def test_replay_lands_nearer_to_retrain_than_doing_nothing() -> None:
     run = small_run()
-    lin = fastntk.linearise_run(run)
-    for request in ({"classes": [1]}, {"ids": ["img0", "img1", "img2", "img3"]}):
-        true = fastntk.unlearn(run, method="retrain", **request).subset.get()
-        gap = {
-            path: (
-                fastntk.unlearn(run, method="tangent-replay", path=path, linearisation=lin, **request).subset.get() - true
-            ).norm()
-            for path in ("product", "tangent")
-        }
-        nothing = (run.subset.get() - true).norm()
-        assert gap["product"] < nothing
-        assert gap["tangent"] < nothing
+    true = fastntk.unlearn(run, method="retrain", classes=[1]).subset.get()
+    made = fastntk.unlearn(run, method="tangent-replay", classes=[1]).subset.get()
+    assert (made - true).norm() < 0.8 * (run.subset.get() - true).norm()
 
 
 def test_path_models_are_right_where_they_should_be() -> None:
