@@ -36,7 +36,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures over its seeds. ``multiple``: a mean distance over the mean spread of Retrain."""
+    """One method's figures over its seeds.
+
+    ``gap``: accuracy less that of the same seed's Retrain. ``relearn_ratio``: epochs over Retrain's, None where either is
+    censored: two models that both exceed the cap are not thereby equal.
+    """
 
     method: Method
     seeds: tuple[int, ...]
@@ -77,10 +81,10 @@ def row_of(setting: Setting, request: Request, method: Method, *, folder: Path) 
         return None
     reference = {r["seed"]: r for r in read_records(setting, request, _retrain(setting), folder=folder)}
     relearned = [_epochs(record) for record in records]
-    paired = [_epochs(reference[r["seed"]]) for r in records if r["seed"] in reference]
-    ratio = None
-    if len(paired) == len(records) and sum(paired) > 0:
-        ratio = sum(relearned) / sum(paired)
+    paired = [reference[record["seed"]] for record in records if record["seed"] in reference]
+    known = len(paired) == len(records) and not any(record["relearn"]["censored"] for record in [*records, *paired])
+    base = sum(_epochs(record) for record in paired)
+    ratio = sum(relearned) / base if known and base > 0 else None
     where = ("forget", "holdout")
     return Row(
         method=method,

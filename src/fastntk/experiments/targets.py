@@ -80,7 +80,7 @@ def check_cells(row: Row, request: Request, target: Target) -> list[str]:
         ),
         *(_multiple(row, kind, limit) for kind, limit in (("same", target.same), ("others", target.others))),
         _between(row.recovered.mean, target.recovered),
-        _between(row.relearn_ratio, None if target.relearn is None else (1 - target.relearn, 1 + target.relearn)),
+        _relearn(row, None if target.relearn is None else (1 - target.relearn, 1 + target.relearn)),
     ]
     judged = [check.kept for check in checks if check.kept is not None]
     return [str(check) for check in checks] + ["yes" if all(judged) else f"{sum(judged)} of {len(judged)}"]
@@ -99,6 +99,11 @@ def _multiple(row: Row, kind: str, limit: float | None) -> Check:
         return Check("–", None if limit is None else False)
     worst = round(max(known), 2)
     return Check(f"{worst:.2f}×", None if limit is None else worst <= limit)
+
+
+def _relearn(row: Row, limits: tuple[float, float] | None) -> Check:
+    """A ratio of censored counts is unknown, and neither kept nor missed."""
+    return Check("unknown", None) if row.relearn_ratio is None else _between(row.relearn_ratio, limits)
 
 
 def _between(value: float | None, limits: tuple[float, float] | None) -> Check:
