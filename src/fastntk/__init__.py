@@ -4,17 +4,31 @@ model  = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
 subset = fastntk.tune(model, "norm+head")
 run    = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=20))
 result = fastntk.unlearn(run, classes=[0], method="tangent-replay")
+
+Names are imported on first use, so that ``import fastntk`` and ``fastntk --help`` do not wait for torch.
 """
 
-from fastntk.data import ForgetRequest, Samples, Split, load_source
-from fastntk.errors import BudgetError, InputError
-from fastntk.models import build_model
-from fastntk.recipe import Recipe
-from fastntk.run import Run
-from fastntk.tangent import jacobian
-from fastntk.training import fit, predict
-from fastntk.tuning import Subset, tune
-from fastntk.unlearn import Linearisation, Unlearned, linearise_run, unlearn
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastntk.bundle import load_run, save_run
+    from fastntk.data import ForgetRequest, Samples, Split, load_source
+    from fastntk.data.request import parse_classes
+    from fastntk.errors import BudgetError, InputError
+    from fastntk.models import build_model, input_spec
+    from fastntk.planning import Plan, plan
+    from fastntk.recipe import Recipe
+    from fastntk.run import Run
+    from fastntk.tangent import jacobian
+    from fastntk.training import fit, predict
+    from fastntk.tuning import Subset, tune
+    from fastntk.unlearn import Linearisation, Unlearned, linearise_run, unlearn
+    from fastntk.unlearn.saved import load_result, save_result
 
 __version__ = "0.1.0"
 
@@ -23,6 +37,7 @@ __all__ = [
     "ForgetRequest",
     "InputError",
     "Linearisation",
+    "Plan",
     "Recipe",
     "Run",
     "Samples",
@@ -31,10 +46,80 @@ __all__ = [
     "Unlearned",
     "build_model",
     "fit",
+    "input_spec",
     "jacobian",
     "linearise_run",
+    "load_result",
+    "load_run",
     "load_source",
+    "parse_classes",
+    "plan",
     "predict",
+    "save_result",
+    "save_run",
     "tune",
     "unlearn",
 ]
+
+_HOMES = {
+    "BudgetError": "errors",
+    "ForgetRequest": "data",
+    "InputError": "errors",
+    "Linearisation": "unlearn",
+    "Plan": "planning",
+    "Recipe": "recipe",
+    "Run": "run",
+    "Samples": "data",
+    "Split": "data",
+    "Subset": "tuning",
+    "Unlearned": "unlearn",
+    "build_model": "models",
+    "fit": "training",
+    "input_spec": "models",
+    "jacobian": "tangent",
+    "linearise_run": "unlearn",
+    "load_result": "unlearn.saved",
+    "load_run": "bundle",
+    "load_source": "data",
+    "parse_classes": "data.request",
+    "plan": "planning",
+    "predict": "training",
+    "save_result": "unlearn.saved",
+    "save_run": "bundle",
+    "tune": "tuning",
+    "unlearn": "unlearn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is not None:
+        value = getattr(importlib.import_module(f"fastntk.{home}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"fastntk.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"fastntk.{name}":
+                raise
+    raise AttributeError(f"module 'fastntk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+class _Package(ModuleType):
+    """Keeps public names from being hidden by sub-packages.
+
+    ``unlearn`` is a function here and a sub-package beside it. Importing the sub-package assigns it to this module's
+    attribute, at a moment that depends on who imports what first; that assignment is dropped.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -25,6 +25,8 @@ from fastntk.cli.app import app
 from fastntk.cli.finetune import finetune, portable
 from fastntk.cli.output import duration
 from fastntk.manifest import read_manifest
+from fastntk.unlearn import METHODS
+from fastntk.unlearn.saved import load_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]
 
@@ -52,7 +54,15 @@ def test_finetune_says_what_it_does_and_writes_a_run_that_loads(tmp_path: Path) 
     out = tmp_path / "runs" / "digits"
     result = fastntk_command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
     assert result.exit_code == 0, result.output
-    for part in ("resnet20", "tuned", "12 samples in 3 classes", "1 epochs", "estimate", f"Wrote {out}", "Next: fast"):
+    for part in (
+        "resnet20",
+        "tuned",
+        "12 samples in 3 classes",
+        "1 epochs",
+        "estimate",
+        f"Wrote {out}",
+        "Next: fastntk plan",
+    ):
         assert part in result.stdout
     samples = source_samples(read_manifest(out))
     run = load_run(out, samples=samples)
@@ -100,6 +110,8 @@ def test_pretrain_makes_weights_that_finetune_takes(tmp_path: Path) -> None:
 def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
+    monkeypatch.setattr(demo_module, "METHODS", ("full", "max-loss", "tangent-replay"))
+    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("fast-ntk",))
     out = tmp_path / "demo"
     for _ in range(2):
         result = fastntk_command("demo", "--out", out)
@@ -107,12 +119,26 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
     assert "fine-tuned" in result.stdout
     record = json.loads((out / "demo.json").read_text())
     assert [row["model"] for row in record["rows"]] == ["before fine-tuning", "fine-tuned"]
+    digit, images = record["requests"]
+    assert [row["method"] for row in digit["rows"]] == list(demo_module.METHODS)
+    assert [row["method"] for row in images["rows"]] == list(demo_module.METHODS_SINGLE)
+    assert (digit["forget"], images["forget"]) == (3, 15)
+    for row in (*digit["rows"], *images["rows"]):
+        assert row["method"] in result.stdout
+        assert 0 <= row["retain"] <= 1
+    original = load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
+    assert load_result(out / "result", original).method == demo_module.KEPT
     load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     (out / "demo.json").unlink()
     refused = fastntk_command("demo", "--out", out)
     assert refused.exit_code == 2
     assert "not replaced" in refused.stderr
     assert (out / "run").is_dir()
+
+
+def test_the_demo_compares_every_method() -> None:
+    assert set(demo_module.METHODS) == set(METHODS)
+    assert set(demo_module.METHODS_SINGLE) < set(METHODS)
 
 
 def test_recipe_defaults_are_those_of_the_library() -> None:
@@ -127,7 +153,7 @@ def test_recipe_defaults_are_those_of_the_library() -> None:
 def test_every_command_teaches_by_example() -> None:
     top = fastntk_command("--help")
     commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
-    assert set(commands) >= {"demo", "finetune", "info", "pretrain"}
+    assert set(commands) >= {"demo", "finetune", "info", "plan", "pretrain", "unlearn"}
     for name in commands:
         assert name in top.stdout
         shown = fastntk_command(name, "--help")

@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 our fault, 2 wrong usage or input, 3 a stated threshold
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -12,6 +13,8 @@ from types import FrameType
 
 def main() -> None:
     """Run the command line; the entry point of ``fastntk``."""
+    # Read once, when torch loads: threads that spin while they wait ruin each other on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGTERM, _terminated)
     try:
         from fastntk.cli.app import app

@@ -14,7 +14,9 @@ from typer.core import TyperGroup
 from fastntk.cli.demo import demo
 from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
+from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
+from fastntk.cli.unlearn import unlearn
 from fastntk.errors import InputError
 
 DEBUG = "FASTNTK_DEBUG"
@@ -60,7 +62,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (demo, finetune, info, pretrain):
+for command in (demo, finetune, plan, unlearn, info, pretrain):
     app.command()(command)
 
 

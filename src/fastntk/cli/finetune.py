@@ -108,7 +108,7 @@ def finetune(
     seconds, accuracy = record["seconds"], record["accuracy"]
     if accuracy is not None:
         output.say(f"Fine-tuned in {duration(seconds)}: {percent(accuracy)} of the samples right in the last epoch.")
-    output.finish(record, wrote=str(out), then=f"fastntk info {out}")
+    output.finish(record, wrote=str(out), then=f"fastntk plan {out} --classes 0")
 
 
 def prepare(

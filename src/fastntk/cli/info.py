@@ -1,4 +1,4 @@
-"""``fastntk info``: what a run folder holds, after verifying every byte of it."""
+"""``fastntk info``: what the folder of a run or a result holds, after verifying every byte of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fastntk.cli.output import Output, percent
 
 
 def info(run: RunFolder, json: Json = False) -> None:
-    """Show what a run folder holds, verified: every file's size and SHA-256, and the manifest's own digest.
+    """Show what the folder of a run or a result holds.
+
+    Verified: every file's size and SHA-256, and the manifest's own digest.
 
     Examples:
 
@@ -38,7 +40,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
     history, source = manifest["history"], manifest["source"]
     name = f"{manifest['model']['class']} (not made by build_model)" if card is None else card["name"]
     weights = "unknown" if card is None else card["weights"] or "random"
-    facts = {
+    facts: dict[str, object] = {
         "model": name,
         "weights": weights,
         "tuned": f"{manifest['tuned']:,} parameters ({percent(manifest['ratio'])})",
@@ -47,6 +49,20 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
         "recipe": "not recorded" if recipe is None else ", ".join(f"{key} {value}" for key, value in recipe.items()),
         "BN statistics": manifest["bn_stats"],
     }
+    if manifest["kind"] == "result":
+        facts |= _result_facts(manifest["extra"])
     if history:
         facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, {percent(history[-1]['accuracy'])} right"
     return facts
+
+
+def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
+    request, details = extra["request"], extra["details"]
+    return {
+        "source": "the run's, without the forgotten samples",
+        "forgotten": f"{request['forget']:,} samples (digests of their ids only)",
+        "method": f"{extra['method']}, {extra['seconds']:.1f} s",
+        "made from": f"data {extra['origin']['data'][:16]}…, tuned weights {extra['origin']['tuned'][:16]}…",
+        "validity": details.get("validity", {}).get("verdict", "not applicable"),
+        "other weights": details["outside_subset"]["message"],
+    }

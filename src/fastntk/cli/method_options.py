@@ -1,0 +1,84 @@
+"""A method's options from the command line: ``key=value`` texts checked against the method's own signature.
+
+Checked before anything is loaded, so that a wrong option costs no minute of work.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fastntk.errors import InputError
+
+_WORDS = {"true": True, "false": False}
+
+
+def method_options(method: str, given: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """The options to call a method with: named ones that were ``given`` (None = not), and ``key=value`` texts."""
+    from fastntk.unlearn import METHODS
+
+    call = METHODS.get(method)
+    if call is None:
+        raise InputError(f"Unknown method {method!r}: choose one of {', '.join(METHODS)}.")
+    asked = {name: value for name, value in given.items() if value is not None}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise InputError(f"--option {text!r}: expected key=value.")
+        if name in asked:
+            raise InputError(f"Option {name} is given twice.")
+        asked[name] = value.strip()
+    known = _kinds(call)
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        accepted = ", ".join(known) or "none"
+        raise InputError(f"Method {method!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
+    options = {name: _value(name, value, known[name]) for name, value in asked.items()}
+    damping = options.get("damping")
+    if damping is not None and not (math.isfinite(damping) and damping > 0):
+        raise InputError(f"damping must be a number > 0, got {damping!r}.")
+    return options
+
+
+def _kinds(call: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(call)
+    return {
+        name: hints[name]
+        for name, parameter in inspect.signature(call).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as ``kind`` wants it; text that cannot be read so is refused with what was expected."""
+    for choice in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+        if choice is types.NoneType:
+            if str(value).lower() == "none":
+                return None
+        elif get_origin(choice) is Literal:
+            if value in get_args(choice):
+                return value
+        elif choice is bool:
+            if str(value).lower() in _WORDS:
+                return _WORDS[str(value).lower()]
+        elif choice in (int, float):
+            try:
+                return choice(value)
+            except ValueError:
+                continue
+        else:
+            return value
+    raise InputError(f"Option {name}: expected {_expected(kind)}, got {value!r}.")
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_expected(choice) for choice in get_args(kind))
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    names = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "none"}
+    return names.get(kind, "text")

@@ -1,0 +1,97 @@
+"""What ``unlearn`` and ``plan`` share: opening a run with its data, and reading a request from the command line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastntk.errors import InputError
+
+if TYPE_CHECKING:
+    from fastntk.data import Samples
+    from fastntk.run import Run
+
+Classes = Annotated[
+    str | None, typer.Option("--classes", metavar="A,B", help="Classes to forget: labels or names, joined by commas.")
+]
+Ids = Annotated[str | None, typer.Option("--ids", metavar="A,B", help="Sample ids to forget, joined by commas.")]
+IdsFile = Annotated[Path | None, typer.Option("--ids-file", metavar="F", help="A text file, one id a line.")]
+DataOverride = Annotated[
+    str | None,
+    typer.Option("--data", metavar="SRC", help="Where the run's data is now; its digest has to match the run's."),
+]
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the library takes it."""
+
+    classes: tuple[int, ...] | None
+    ids: tuple[str, ...] | None
+
+
+def check_request(classes: str | None, ids: str | None, ids_file: Path | None) -> tuple[str, ...] | None:
+    """Refuse an empty request before anything is loaded; return the ids it names, None where it names none so."""
+    if classes is None and ids is None and ids_file is None:
+        raise InputError("Nothing to forget: give --classes, --ids or --ids-file.")
+    if ids is None and ids_file is None:
+        return None
+    named = [] if ids is None else [part.strip() for part in ids.split(",") if part.strip()]
+    if ids is not None and not named:
+        raise InputError(f"--ids {ids!r} names no id: give ids joined by commas.")
+    return tuple(named + ([] if ids_file is None else _ids_in(ids_file)))
+
+
+def _ids_in(path: Path) -> list[str]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there: --ids-file takes a text file with one id a line.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a text file with one id a line: {error}.") from error
+    ids = [line.strip() for line in lines if line.strip()]
+    if not ids:
+        raise InputError(f"{path} holds no id: expected one id a line.")
+    return ids
+
+
+def resolve(classes: str | None, ids: tuple[str, ...] | None, samples: Samples) -> Request:
+    """The request against the data: unknown names and ids are refused, and so is one that leaves nothing."""
+    from fastntk.data import ForgetRequest
+    from fastntk.data.request import parse_classes
+
+    labels = None if classes is None else parse_classes(classes, samples)
+    ForgetRequest(classes=labels, ids=ids).resolve(samples)
+    return Request(labels, ids)
+
+
+def open_run(folder: Path, data: str | None) -> Run:
+    """Load and verify a run together with its data, from the recorded source or another place."""
+    from fastntk.bundle import load_run, source_samples
+    from fastntk.manifest import read_manifest
+
+    manifest: dict[str, Any] = read_manifest(folder, kinds=("run",))
+    if data is not None:
+        recorded = manifest["source"] or {}
+        manifest = {**manifest, "source": {**recorded, "data": data}}
+    return load_run(folder, samples=source_samples(manifest))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in ``4GB``, ``500 MB`` or ``1e9``."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKmMgGtT]?[bB]?)\s*", text)
+    unit = match[2].upper() if match else "?"
+    try:
+        size = float(match[1]) if match else 0.0
+    except ValueError:
+        size = 0.0
+    factor = _SIZES.get(unit if unit in _SIZES else f"{unit}B")
+    if factor is None or size * factor < 1:
+        raise InputError(f"{text!r} is no amount of memory: write it like 500MB or 4GB.")
+    return int(size * factor)

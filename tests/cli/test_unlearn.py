@@ -1,0 +1,277 @@
+"""``plan`` and ``unlearn``: what they write, what they never write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fastntk
+from fastntk.bundle import load_run, source_samples
+from fastntk.cli import unlearn as unlearn_module
+from fastntk.cli.app import app
+from fastntk.cli.method_options import method_options
+from fastntk.cli.request import parse_bytes
+from fastntk.errors import InputError
+from fastntk.manifest import read_manifest
+from fastntk.unlearn import validity
+from fastntk.unlearn.saved import load_result, save_result
+
+SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
+
+
+def command(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unlearn-cli") / "run"
+    result = command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(run_folder: Path) -> fastntk.Run:
+    return load_run(run_folder, samples=source_samples(read_manifest(run_folder)))
+
+
+@pytest.fixture(scope="module")
+def result_folder(run_folder: Path) -> Path:
+    out = run_folder.parent / "result"
+    made = command("unlearn", run_folder, "--classes", "0", "--method", "tangent-replay", "--out", out)
+    assert made.exit_code == 0, made.output
+    return out
+
+
+def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(
+    run_folder: Path, run: Any, tmp_path: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
+    out = tmp_path / "deep" / "result"
+    made = command("unlearn", run_folder, "--classes", "0", "--damping", "0.1", "--option", "at=anchor", "--out", out)
+    assert made.exit_code == 0, made.output
+    for part in (
+        "forget 4 of 12",
+        "fast-ntk, damping 0.1, at anchor",
+        "estimate",
+        "validity",
+        f"Wrote {out}",
+        "Next: f",
+    ):
+        assert part in made.stdout
+    loaded = load_result(out, run)
+    expected = fastntk.unlearn(run, classes=[0], damping=0.1, at="anchor")
+    assert torch.equal(loaded.subset.get(), expected.subset.get())
+    assert torch.equal(loaded.split.forget, expected.split.forget)
+    assert list(loaded.model.state_dict()) == list(run.model.state_dict())
+    assert {path.name: path.read_bytes() for path in run_folder.iterdir()} == before
+
+
+def test_json_is_one_object_without_ids(run_folder: Path, run: Any, tmp_path: Path) -> None:
+    asked = run.data.ids[5]
+    ids = tmp_path / "ids.txt"
+    ids.write_text(f"{asked}\n\n  {run.data.ids[7]}  \n")
+    made = command("unlearn", run_folder, "--ids-file", ids, "--method", "full", "--out", tmp_path / "r", "--json")
+    record = json.loads(made.stdout)
+    assert (record["command"], record["method"]) == ("unlearn", "full")
+    assert record["details"]["request"]["forget"] == 2
+    assert record["accuracy"]["retain"]["before"] == record["accuracy"]["retain"]["after"]
+
+
+def test_a_result_keeps_digests_and_no_ids(run: Any, tmp_path: Path) -> None:
+    named = fastntk.Samples(run.data.inputs, run.data.labels, [f"person-{i}" for i in range(12)], run.data.classes)
+    other = fastntk.Run(run.model, run.subset, run.anchor, named, recipe=run.recipe)
+    result = fastntk.unlearn(other, ids=["person-3", "person-8"], method="full")
+    text = (save_result(result, tmp_path / "r") / "manifest.json").read_text()
+    assert "person" not in text
+    extra = json.loads(text)["extra"]
+    assert len(extra["request"]["forgotten"]) == 2
+    again = load_result(tmp_path / "r", other)
+    assert again.forgotten.ids == ("person-3", "person-8")
+    with pytest.raises(InputError, match="was not made from this run: they differ in data"):
+        load_result(tmp_path / "r", run)
+
+
+def test_requests_chain_over_folders(run_folder: Path, result_folder: Path, run: Any, tmp_path: Path) -> None:
+    extra = run.data.ids[int((run.data.labels == 1).nonzero()[0])]
+    options = ["--method", "tangent-replay", "--out", tmp_path / "second"]
+    made = command("unlearn", run_folder, "--after", result_folder, "--ids", extra, *options)
+    assert made.exit_code == 0, made.output
+    both = fastntk.unlearn(run, classes=[0], ids=[extra], method="tangent-replay")
+    chained = load_result(tmp_path / "second", run)
+    assert torch.equal(chained.split.forget, both.split.forget)
+    assert torch.allclose(chained.subset.get(), both.subset.get(), atol=1e-6)
+
+
+def test_info_shows_a_result(result_folder: Path) -> None:
+    shown = command("info", result_folder)
+    assert shown.exit_code == 0, shown.output
+    for part in ("a result of fastntk", "4 samples (digests of their ids only)", "tangent-replay", "8 samples"):
+        assert part in shown.stdout
+
+
+def test_overwriting_replaces_results_and_never_runs(run_folder: Path, tmp_path: Path) -> None:
+    arguments = ["unlearn", run_folder, "--classes", "1", "--method", "full"]
+    for _ in range(2):
+        assert command(*arguments, "--out", tmp_path / "r", "--overwrite").exit_code == 0
+    refused = command(*arguments, "--out", run_folder, "--overwrite")
+    assert refused.exit_code == 2
+    assert "not replaced" in refused.stderr
+
+
+def test_a_step_that_fails_its_check_is_written_with_exit_code_3(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validity, "RETRAIN", -1.0)
+    made = command("unlearn", run_folder, "--classes", "0", "--out", tmp_path / "r")
+    assert made.exit_code == 3, made.output
+    assert "retrain instead" in made.stdout
+    assert read_manifest(tmp_path / "r")["extra"]["details"]["validity"]["verdict"] == "retrain instead"
+
+
+def test_plan_compares_routes_with_retrain_and_writes_nothing(run_folder: Path, tmp_path: Path) -> None:
+    shown = command("plan", run_folder, "--classes", "0", "--memory-budget", "2GB")
+    assert shown.exit_code == 0, shown.output
+    for part in ("12 samples (8 retained)", "fast-ntk", "tangent-replay", "retrain", "Next: fastntk unlearn"):
+        assert part in shown.stdout
+    record = json.loads(command("plan", run_folder, "--ids", "0", "--json").stdout)
+    assert record["sizes"]["retain"] == 11
+    assert record["retrain_seconds"] > 0
+
+
+def test_data_may_have_moved_but_not_changed(run_folder: Path, tmp_path: Path) -> None:
+    moved = command(
+        "unlearn", run_folder, "--classes", "0", "--method", "full", "--data", "digits@train", "--out", tmp_path / "a"
+    )
+    assert moved.exit_code == 0, moved.output
+    changed = command(
+        "unlearn", run_folder, "--classes", "0", "--method", "full", "--data", "digits@test", "--out", tmp_path / "b"
+    )
+    assert changed.exit_code == 2
+    assert "data changed since this run" in changed.stderr
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.fixture
+def place(tmp_path: Path, run_folder: Path, result_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "unknown.txt").write_text("nobody\n")
+    (tmp_path / "run").symlink_to(run_folder)
+    (tmp_path / "result").symlink_to(result_folder)
+    return tmp_path
+
+
+DO = "unlearn run --out new"
+WRONG = {
+    "unlearn run": "--out",
+    "unlearn nowhere --classes 0 --out new": "no such folder",
+    "unlearn taken --classes 0 --out new": "no manifest.json",
+    "unlearn result --classes 0 --out new": "result",
+    DO: "Nothing to forget",
+    f"{DO} --classes 9": "unknown classes: 9",
+    f"{DO} --classes nine": "unknown classes: 'nine'",
+    f"{DO} --classes ,": "no class in",
+    f"{DO} --classes 0,1,2": "nothing would be left to retain",
+    f"{DO} --ids nobody": "unknown ids: nobody",
+    f"{DO} --ids ,": "names no id",
+    f"{DO} --ids-file nowhere.txt": "nowhere.txt is not there",
+    f"{DO} --ids-file empty.txt": "holds no id",
+    f"{DO} --ids-file binary.txt": "cannot be read as a text file",
+    f"{DO} --ids-file unknown.txt": "unknown ids: nobody",
+    f"{DO} --ids-file taken": "cannot be read",
+    f"{DO} --classes 0 --damping 0": "damping must be a number > 0",
+    f"{DO} --classes 0 --damping -1": "damping must be a number > 0",
+    f"{DO} --classes 0 --damping nan": "damping must be a number > 0",
+    f"{DO} --classes 0 --damping much": "--damping",
+    f"{DO} --classes 0 --method magic": "Unknown method 'magic': choose one of fast-ntk",
+    f"{DO} --classes 0 --method full --damping 1": "Method 'full' has no option damping; it takes: none",
+    f"{DO} --classes 0 --method tangent-replay --path crooked": "one of auto, tangent, product",
+    f"{DO} --classes 0 --method tangent-replay --polish 99": "polish counts epochs",
+    f"{DO} --classes 0 --option chunk": "expected key=value",
+    f"{DO} --classes 0 --option chunk=few": "expected a whole number or none, got 'few'",
+    f"{DO} --classes 0 --option colour=red": "has no option colour",
+    f"{DO} --classes 0 --damping 0.1 --option damping=1": "given twice",
+    f"{DO} --classes 0 --seed -1": "--seed",
+    f"{DO} --classes 0 --data nowhere.npz": "nowhere.npz",
+    f"{DO} --classes 0 --after nowhere": "no such folder",
+    f"{DO} --classes 0 --after run": "run",
+    "unlearn run --classes 0 --out taken": "exists already",
+    "unlearn run --classes 0 --out taken --overwrite": "not replaced",
+    "plan run": "Nothing to forget",
+    "plan run --classes 7": "unknown classes: 7",
+    "plan nowhere --classes 0": "no such folder",
+    "plan run --classes 0 --memory-budget lots": "'lots' is no amount of memory",
+    "plan run --classes 0 --memory-budget 0": "no amount of memory",
+    "plan run --classes 0 --memory-budget 1kB": "fits",
+}
+
+
+@pytest.mark.parametrize("usage", WRONG)
+def test_wrong_usage_is_one_sentence_and_changes_nothing(usage: str, place: Path) -> None:
+    def contents() -> dict[str, bytes | None]:
+        return {str(p): p.read_bytes() if p.is_file() else None for p in sorted(place.rglob("*"))}
+
+    before = contents()
+    result = command(*usage.split())
+    assert result.exit_code == 2, result.output
+    message = re.sub(r"[│╭╮╰╯─\s]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", result.stderr))
+    assert WRONG[usage] in message
+    assert "Traceback" not in result.stderr
+    assert contents() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GB", 4 * 10**9), ("500 MB", 5 * 10**8), ("1.5k", 1500), ("2e9", 2 * 10**9), ("7", 7)]
+)
+def test_amounts_of_memory(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+def test_option_texts_become_what_the_method_expects() -> None:
+    assert method_options("fast-ntk", {"scale": None}, ["chunk=8", "scale=none", "validate=false"]) == {
+        "chunk": 8,
+        "scale": None,
+        "validate": False,
+    }
+    assert method_options("max-loss", {}, ["lr=1e-3", "batch-size=4"]) == {"lr": 1e-3, "batch_size": 4}
+
+
+def test_estimates_count_every_method(run: Any) -> None:
+    from fastntk.cli.request import Request
+
+    for method in ("fast-ntk", "tangent-replay", "retrain", "max-loss"):
+        text = unlearn_module._estimate(run, Request((0,), None), forget=4, method=method, options={})
+        assert re.match(r"[\d.]+ (s|min|h) \(Retrain", text)
+
+
+CHECK = """
+import sys, fastntk, fastntk.cli.app
+assert "torch" not in sys.modules, "torch was imported"
+from fastntk.unlearn.saved import save_result
+missing = [name for name in fastntk.__all__ if not hasattr(fastntk, name)]
+assert not missing, missing
+assert set(fastntk.__all__) <= set(dir(fastntk))
+assert callable(fastntk.unlearn) and callable(fastntk.plan)
+try:
+    fastntk.nothing_of_the_kind
+except AttributeError as error:
+    assert "nothing_of_the_kind" in str(error)
+else:
+    raise AssertionError("no AttributeError")
+"""
+
+
+def test_names_are_imported_on_first_use_and_survive_their_sub_packages() -> None:
+    subprocess.run([sys.executable, "-c", CHECK], check=True)
