@@ -17,7 +17,7 @@ def row(**changes: object) -> Row:
         method=Method("tangent-replay", "tangent-replay"),
         seeds=(0,),
         wanted=1,
-        accuracy={name: one for name in ("retain", "forget", "holdout")},
+        accuracy=dict.fromkeys(("retain", "forget", "holdout"), one),
         gap={"retain": 0.01, "forget": -0.01, "holdout": 0.0},
         relearn=one,
         relearn_censored=0,
