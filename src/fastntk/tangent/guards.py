@@ -16,6 +16,8 @@ from fastntk.tangent.rows import RowEngine
 from fastntk.tuning import Subset
 
 HANDFUL = 4
+ROWS_TOLERANCE = 3e-2
+"""For float32. A wrong route errs by its whole size; a ReLU at its kink may flip with the memory layout (3e-3 was seen)."""
 
 
 def checked_engine(model: nn.Module, subset: Subset, inputs: Tensor) -> RowEngine:
@@ -103,7 +105,7 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
         expected = _gradients(engine.model, parameters, inputs, u, i)
         for name, gradient in expected.items():
             made = torch.einsum("c,cd->d", u, rows[i][:, engine.slices[name]])
-            if not _close(made, gradient.reshape(-1), tolerance=1e-3 if inputs.dtype == torch.float32 else 1e-7):
+            if not _close(made, gradient.reshape(-1), tolerance=ROWS_TOLERANCE if inputs.dtype == torch.float32 else 1e-7):
                 wrong.add(name)
     fixed = wrong & set(engine.direct)
     if wrong - fixed:
