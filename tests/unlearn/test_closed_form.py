@@ -136,3 +136,33 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     run, _ = linear_run()
     with pytest.raises(InputError, match=message):
         fastntk.unlearn(run, ids=[0], method="fast-ntk", **options)
+
+
+def test_rows_in_memory_on_disk_and_streamed_give_one_answer(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).double().eval()
+    subset = fastntk.tune(model, "norm+head")
+    samples = fastntk.Samples(torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 3)
+    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=3, lr=0.05, batch_size=4))
+    memory = fastntk.unlearn(run, ids=[0, 4], rows="memory")
+    disk = fastntk.unlearn(run, ids=[0, 4], folder=tmp_path / "rows")
+    for solver in ("primal", "matrix-free"):
+        stream = fastntk.unlearn(run, ids=[0, 4], rows="stream", solver=solver)
+        torch.testing.assert_close(stream.delta, memory.delta, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(disk.delta, memory.delta)
+    assert [r.details["rows"]["kept"] for r in (memory, disk, stream)] == ["memory", "disk", "stream"]
+    with pytest.raises(InputError, match="rows='disk' and folder"):
+        fastntk.unlearn(run, ids=[0], method="tangent-replay", rows="stream")
+    with pytest.raises(InputError, match="needs folder"):
+        fastntk.unlearn(run, ids=[0], rows="disk")
+    with pytest.raises(fastntk.BudgetError, match="rows='disk' with a folder"):
+        fastntk.unlearn(run, ids=[0], rows="memory", memory_budget=100)
+
+
+def test_a_bare_linear_layer_is_a_model_too() -> None:
+    model = nn.Linear(6, 3).double().eval()
+    subset = fastntk.tune(model, "head")
+    samples = fastntk.Samples(torch.randn(10, 6, dtype=torch.float64), torch.arange(10) % 3)
+    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=2, batch_size=4))
+    made = fastntk.unlearn(run, ids=[1], method="tangent-replay")
+    true = fastntk.unlearn(run, ids=[1], method="retrain")
+    torch.testing.assert_close(made.subset.get(), true.subset.get(), rtol=1e-10, atol=1e-12)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fastntk.linalg import GramAccumulator, HeadRows
+from fastntk.linalg import HeadRows
 from fastntk.models import logits
 from fastntk.tangent.guards import checked_engine
+from fastntk.tangent.linearise import accumulate
 from fastntk.tangent.rows import RowEngine, iter_rows
 from fastntk.training import fast_layout
 from fastntk.tuning import Subset
@@ -25,10 +26,17 @@ from fastntk.tuning import Subset
 class TangentOperator:
     """J of a model at its present weights, on given inputs, as a linear operator."""
 
-    def __init__(self, model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int = 64) -> None:
-        self.engine: RowEngine = checked_engine(model, subset, inputs)
+    def __init__(
+        self, model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int = 64, engine: RowEngine | None = None
+    ) -> None:
+        self.engine: RowEngine = engine or checked_engine(model, subset, inputs)
         self.inputs = fast_layout(model, inputs)
         self.chunk = chunk
+
+    def subset(self, indices: Tensor | slice) -> TangentOperator:
+        """The same map on some of the samples."""
+        engine = self.engine
+        return TangentOperator(engine.model, engine.subset, self.inputs[indices], chunk=self.chunk, engine=engine)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -71,11 +79,8 @@ class TangentOperator:
         return iter_rows(self.engine, self.inputs, chunk=chunk)
 
     def gram(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """A = JᵀJ, (d, d)."""
-        accumulator = GramAccumulator(self.shape[2], dtype)
-        for _, rows in self.iter_rows():
-            accumulator.add(rows)
-        return accumulator.matrix()
+        """A = JᵀJ, (d, d), summed from rows that are made chunk by chunk and dropped."""
+        return accumulate(self.engine, self.inputs, dtype=dtype).take_matrix(dtype)
 
     def column_norms2(self) -> Tensor:
         """The diagonal of A, (d,)."""

@@ -64,7 +64,8 @@ class RowEngine:
         """Tuned parameters of the head whose rows are in closed form."""
         if self.head is None:
             return ()
-        return tuple(n for n in (f"{self.head[0]}.weight", f"{self.head[0]}.bias") if n in self.slices)
+        prefix = f"{self.head[0]}." if self.head[0] else ""  # the head may be the whole model
+        return tuple(name for name in (f"{prefix}weight", f"{prefix}bias") if name in self.slices)
 
     @property
     def features(self) -> int | None:

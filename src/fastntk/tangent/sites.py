@@ -235,7 +235,7 @@ class _Pointwise(torch.autograd.Function):
         return y.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         # The slope first: the product then has the activations' memory layout, which the convolutions want.
         return ctx.slope * grad, None, None, None
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from fastntk.recipe import Recipe
 from fastntk.run import Run
 from fastntk.unlearn.baselines import push_away, retrain
 from fastntk.unlearn.closed_form import DAMPING, ScaleFit, closed_form
-from fastntk.unlearn.linearisation import Linearisation, Point, linearise_run, working_copy
+from fastntk.unlearn.linearisation import Linearisation, Point, RowsAt, linearise_run, working_copy
 from fastntk.unlearn.path import PathName, path_model
 from fastntk.unlearn.replay import finish, tangent_replay
 from fastntk.unlearn.residue import outside_report, renew_statistics
@@ -58,10 +59,10 @@ class _Task:
             )
         return self.run.recipe
 
-    def linearised(self, at: Point, chunk: int | None) -> Linearisation:
+    def linearised(self, at: Point, **options: Any) -> Linearisation:
         """The linearisation that was handed in, or a new one."""
         if self.linearisation is None or self.linearisation.at != at:
-            self.linearisation = linearise_run(self.run, at=at, chunk=chunk)
+            self.linearisation = linearise_run(self.run, at=at, **options)
             self.stages["rows"] = self.linearisation.seconds
         else:
             self.linearisation.check_run(self.run)
@@ -84,12 +85,14 @@ def _fast_ntk(
     scale_fit: ScaleFit = "auto",
     at: Point = "trained",
     solver: str = "auto",
+    rows: RowsAt = "auto",
+    folder: str | Path | None = None,
     memory_budget: int | None = None,
     chunk: int | None = None,
     validate: bool = True,
 ) -> _Outcome:
     """The corrected closed form; needs only the anchor."""
-    lin = task.linearised(at, chunk)
+    lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
     form = closed_form(
         lin,
         task.run.data.labels,
@@ -111,12 +114,15 @@ def _tangent_replay(
     path: PathName = "auto",
     polish: int = 0,
     at: Point = "trained",
+    rows: RowsAt = "auto",
+    folder: str | Path | None = None,
+    memory_budget: int | None = None,
     chunk: int | None = None,
     validate: bool = True,
 ) -> _Outcome:
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
-    lin = task.linearised(at, chunk)
+    lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
     made = tangent_replay(lin, task.run.data.labels, task.split, recipe, path=path, polish=polish)
     task.stages["replay"] = made.seconds
     details = made.details()
@@ -156,7 +162,7 @@ def _stepped(
     if not torch.isfinite(delta).all():
         raise InputError("The update is not finite: raise the damping, or check the inputs and weights for NaN.")
     length = 1.0
-    details["rows"] = lin.routes | {"at": lin.at}
+    details["rows"] = lin.routes | {"at": lin.at, "kept": lin.kept}
     if validate and bool((delta != 0).any()):
         started = time.perf_counter()
         length, details["validity"] = check_step(task.run, lin, task.split, delta, predicted)
@@ -241,7 +247,7 @@ def unlearn(
     kept = origin.data.subset(split.retain)
     details = {
         "method": method,
-        "options": dict(options),
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "request": _request_details(origin, split, previous),
         **outcome.details,
         **renew_statistics(origin, model, kept),

@@ -28,11 +28,13 @@ from fastntk.data import Split
 from fastntk.errors import InputError
 from fastntk.linalg import HeadRows, MatrixFree, PrimalCholesky, Solution, choose, solve
 from fastntk.linalg.memory import available_memory
+from fastntk.tangent import TangentOperator
 from fastntk.unlearn.linearisation import Linearisation
 
 DAMPING = 1e-2
 DEFAULT_RANK = 256
 RIDGE_REGIME = 0.99
+Rows = HeadRows | TangentOperator
 ScaleFit = Literal["auto", "least-squares", "softmax"]
 
 
@@ -95,13 +97,19 @@ def closed_form(
     offset = linearisation.anchor_outputs.double()
     has_offset = bool(offset.abs().max() > 0)
     both = torch.stack([targets, offset], -1) if has_offset else targets.unsqueeze(-1)
-    lam = damping * float(rows.column_norms2().sum()) / d
-    if lam == 0:
-        raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
     budget = memory_budget if memory_budget is not None else int(0.7 * available_memory())
     choice = choose(n * classes, d, budget)
     name = choice.solver if solver == "auto" else solver
-    full, step = _solve(rows, both, split, lam=lam, solver=name, rank=choice.rank or DEFAULT_RANK, memory_budget=budget)
+    # A streamed operator makes its rows for each of these: A's own trace saves a pass.
+    gram = rows.gram(torch.float64) if name == "primal" else None
+    lam = damping * float(gram.trace() if gram is not None else rows.column_norms2().sum()) / d
+    if lam == 0:
+        raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
+    if gram is not None:
+        full, step = _primal(rows, gram, both, split, lam=lam)
+    else:
+        full, step = _solve(rows, both, split, lam=lam, solver=name, rank=choice.rank or DEFAULT_RANK, memory_budget=budget)
+    del gram
     v = full.value[:, 0]
     lift = rows.matvec(full.value[:, 1]) if has_offset else torch.zeros_like(offset)
     made, explained = _fitted_scale(rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss)
@@ -130,12 +138,10 @@ def _fitted_scale(
 
 
 def _solve(
-    rows: HeadRows, targets: Tensor, split: Split, *, lam: float, solver: str, rank: int, memory_budget: int
+    rows: Rows, targets: Tensor, split: Split, *, lam: float, solver: str, rank: int, memory_budget: int
 ) -> tuple[Solution, Solution]:
     """(v_D, v_r − v_D) for targets (n, C, k)."""
     forget, retain = rows.subset(split.forget), split.retain
-    if solver == "primal":
-        return _primal(rows, targets, split, lam=lam)
     if solver == "dual":
         full = solve(rows, targets, damping=lam, solver="dual").checked()
         kept = solve(rows.subset(retain), targets[retain], damping=lam, solver="dual").checked()
@@ -151,13 +157,13 @@ def _solve(
     return full, _minus(kept, full)
 
 
-def _primal(rows: HeadRows, targets: Tensor, split: Split, *, lam: float) -> tuple[Solution, Solution]:
-    gram = rows.gram(torch.float64)
+def _primal(rows: Rows, gram: Tensor, targets: Tensor, split: Split, *, lam: float) -> tuple[Solution, Solution]:
+    """``gram`` is A_D, and is overwritten."""
     forget = rows.subset(split.forget)
     kept = gram - forget.gram(torch.float64) if len(split.forget) else gram.clone()
     factor = PrimalCholesky().factorise(gram, lam, overwrite=True)
     full = factor.solve(rows.rmatvec(targets)).checked()
-    del factor, gram
+    del factor
     residual = targets[split.forget] - forget.matvec(full.value)
     step = PrimalCholesky().factorise(kept, lam, overwrite=True).solve(-forget.rmatvec(residual)).checked()
     return full, step

@@ -11,18 +11,23 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fastntk.errors import InputError
-from fastntk.linalg import HeadRows
+from fastntk.errors import BudgetError, InputError
+from fastntk.linalg import HeadRows, available_memory, readable
 from fastntk.run import Run
-from fastntk.tangent import checked_engine, store_rows
+from fastntk.tangent import RowEngine, TangentOperator, checked_engine, store_rows
+from fastntk.tangent.store import stored_rows
 from fastntk.training import check_samples
 
 Point = Literal["trained", "anchor", "midpoint"]
+RowsAt = Literal["auto", "memory", "disk", "stream"]
+MEMORY_SHARE = 0.5
+"""Of the memory available, what stored rows may take before another place is chosen or asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +35,16 @@ class Linearisation:
     """Rows of all of a run's samples at one point, and the true outputs there, at θ and at the anchor.
 
     ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
-    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head.
+    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``kept``: where
+    the rows are: in memory, on disk (mapped), or nowhere (``stream``: made anew in each pass; no replay then).
     """
 
     at: Point
     point: Tensor
     theta: Tensor
     anchor: Tensor
-    rows: HeadRows
+    rows: HeadRows | TangentOperator
+    kept: str
     outputs: Tensor
     anchor_outputs: Tensor
     features: Tensor | None
@@ -54,8 +61,20 @@ class Linearisation:
             raise InputError("This linearisation was made from other data than the run's: make a new one.")
 
 
-def linearise_run(run: Run, *, at: Point = "trained", chunk: int | None = None) -> Linearisation:
-    """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it."""
+def linearise_run(
+    run: Run,
+    *,
+    at: Point = "trained",
+    chunk: int | None = None,
+    rows: RowsAt = "auto",
+    folder: str | Path | None = None,
+    memory_budget: int | None = None,
+) -> Linearisation:
+    """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it.
+
+    ``rows``: ``memory``; ``disk``, in ``folder``, resumable after a kill; ``stream``, never stored; ``auto``: disk if a folder
+    is given, else memory if the rows take at most half of ``memory_budget`` (default: what is available), else stream.
+    """
     if at not in get_args(Point):
         raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
     start = time.perf_counter()
@@ -69,13 +88,21 @@ def linearise_run(run: Run, *, at: Point = "trained", chunk: int | None = None) 
     subset.set(run.anchor)
     anchor_outputs, anchor_features = engine.outputs(inputs)
     subset.set(point)
-    rows = store_rows(engine, inputs, chunk=chunk)
+    kept = _place(engine, len(inputs), rows, folder, memory_budget)
+    made: HeadRows | TangentOperator
+    if kept == "stream":
+        made = TangentOperator(work, subset, inputs, engine=engine)
+    elif kept == "disk" and folder is not None:
+        made = stored_rows(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
+    else:
+        made = store_rows(engine, inputs, chunk=chunk)
     return Linearisation(
         at=at,
         point=point,
         theta=theta,
         anchor=run.anchor.clone(),
-        rows=rows,
+        rows=made,
+        kept=kept,
         outputs=outputs,
         anchor_outputs=anchor_outputs,
         features=features,
@@ -84,6 +111,24 @@ def linearise_run(run: Run, *, at: Point = "trained", chunk: int | None = None) 
         seconds=time.perf_counter() - start,
         digest=run.data.digest(),
     )
+
+
+def _place(engine: RowEngine, n: int, rows: RowsAt, folder: str | Path | None, memory_budget: int | None) -> str:
+    """Where the rows go, and a refusal where that cannot be."""
+    if rows not in get_args(RowsAt):
+        raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
+    if rows == "disk" and folder is None:
+        raise InputError("rows='disk' needs folder=..., where the rows are kept.")
+    if rows == "auto" and folder is not None:
+        return "disk"
+    size = 4 * n * (engine.classes * len(engine.body_columns) + (engine.features or 0))
+    budget = memory_budget if memory_budget is not None else int(MEMORY_SHARE * available_memory())
+    if rows == "memory" and size > budget:
+        raise BudgetError(
+            f"The rows take {readable(size)}, the budget is {readable(budget)}: give rows='disk' with a folder, "
+            "rows='stream' (fast-ntk only), or tune fewer parameters."
+        )
+    return rows if rows != "auto" else "memory" if size <= budget else "stream"
 
 
 def working_copy(run: Run) -> nn.Module:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fastntk.errors import InputError
+from fastntk.linalg import HeadRows
 from fastntk.unlearn.linearisation import Linearisation
 
 PathName = Literal["auto", "tangent", "product"]
@@ -35,30 +36,33 @@ def path_model(linearisation: Linearisation, name: PathName = "auto") -> tuple[s
     """The chosen model of the path, and its name: ``auto`` is ``product`` wherever that exists."""
     if name not in get_args(PathName):
         raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
-    possible = _has_product(linearisation)
+    if not isinstance(linearisation.rows, HeadRows):
+        raise InputError(
+            "A replay reads every row in every epoch, and these rows were not kept (they do not fit the memory budget). "
+            "Give rows='disk' and folder=..., or raise memory_budget; method='fast-ntk' needs no stored rows."
+        )
+    possible = _has_product(linearisation, linearisation.rows)
     if name == "product" and not possible:
         raise InputError(
             "path 'product' needs a model whose logits are a tuned linear head's output, linearised at the trained "
             "weights. Use path='tangent', or tune the head as well."
         )
     if name == "product" or (name == "auto" and possible):
-        return "product", _product(linearisation)
-    return "tangent", _tangent(linearisation)
+        return "product", _product(linearisation, linearisation.rows)
+    return "tangent", _tangent(linearisation, linearisation.rows)
 
 
-def _has_product(linearisation: Linearisation) -> bool:
-    layout = linearisation.rows.layout
+def _has_product(linearisation: Linearisation, rows: HeadRows) -> bool:
     return (
         linearisation.at == "trained"
-        and linearisation.rows.features is not None
+        and rows.features is not None
         and linearisation.features is not None
         and linearisation.anchor_features is not None
-        and layout.body > 0
+        and rows.layout.body > 0
     )
 
 
-def _tangent(linearisation: Linearisation) -> Path:
-    rows = linearisation.rows
+def _tangent(linearisation: Linearisation, rows: HeadRows) -> Path:
     layout = rows.layout
     point = linearisation.point
     # The network's own logits at the point of linearisation; only θ's and the anchor's were kept.
@@ -81,8 +85,8 @@ def _tangent(linearisation: Linearisation) -> Path:
     return logits
 
 
-def _product(linearisation: Linearisation) -> Path:
-    rows, layout = linearisation.rows, linearisation.rows.layout
+def _product(linearisation: Linearisation, rows: HeadRows) -> Path:
+    layout = rows.layout
     at_anchor, at_theta = linearisation.anchor_features, linearisation.features
     assert at_anchor is not None
     assert at_theta is not None
