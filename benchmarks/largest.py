@@ -1,7 +1,7 @@
 """The paper's largest case in size: ViT-Base, prompts+head (d = 46 090), 10 classes × 500 images.
 
 Neither d×d (17 GB) nor n·C × n·C (20 GB) fits comfortably: rows go to disk (about 8 GB) and the solve is matrix-free.
-Random weights, 32 px (5 tokens): the sizes are what is measured, not the network. Wanted: below 16 GB resident.
+Random weights, 16 px (2 tokens): the sizes are what is measured, not the network. Wanted: below 16 GB resident.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _measure(folder: Path, count: int) -> dict[str, Any]:
-    model = fastntk.build_model("timm:vit_base_patch16_224", num_classes=10, image_size=32)
+    model = fastntk.build_model("timm:vit_base_patch16_224", num_classes=10, image_size=16)
     subset = fastntk.tune(model, "prompts+head")
     generator = torch.Generator().manual_seed(0)
     subset.set(subset.get() + 0.02 * torch.randn(subset.numel, generator=generator))
-    images = torch.randn(count, 3, 32, 32, generator=generator)
+    images = torch.randn(count, 3, 16, 16, generator=generator)
     targets = torch.nn.functional.one_hot(torch.arange(count) % 10, 10).double() - 0.1
     engine = checked_engine(model, subset, images)
     kept: list[Any] = []

@@ -13,6 +13,7 @@ from benchmarks import NAMES
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engine.md"
 TITLES = {
+    "accuracy": "Fine-tuning",
     "rows": "Rows against other ways to make them",
     "memory": "Memory while accumulating A",
     "linear": "Growth with the number of images",
