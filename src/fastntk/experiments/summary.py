@@ -126,7 +126,7 @@ def _others(record: dict[str, Any], place: str) -> float | None:
 
 
 def _ratio(record: dict[str, Any], kind: str) -> float:
-    return float(record["timings"]["ratio_to_retrain"]["wall"][kind])
+    return float(record["timings"]["ratio_to_retrain"]["cpu"][kind])
 
 
 def _gap(record: dict[str, Any], name: str) -> float:
@@ -135,7 +135,7 @@ def _gap(record: dict[str, Any], name: str) -> float:
 
 def _seconds(record: dict[str, Any]) -> float:
     timings = record["timings"]
-    return float(timings["method"]["wall"] + (timings["rows"]["wall"] if timings["rows"] else 0.0))
+    return float(timings["method"]["cpu"] + (timings["rows"]["cpu"] if timings["rows"] else 0.0))
 
 
 def _verdict(record: dict[str, Any]) -> str | None:
