@@ -1,0 +1,39 @@
+"""Commands and snippets of the how-to are run as written, in order, in one folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fastntk.cli.app import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / "howto.md").read_text("utf-8"), re.M | re.S)
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line]
+    assert len(lines) == 5
+    for line in lines:
+        program, *arguments = line.split()
+        assert program == "fastntk"
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+
+
+def test_snippets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block, "docs/howto.md", "exec"), names)
+    assert names["again"].split.forget.tolist() == names["result"].split.forget.tolist()
+    assert len(names["second"].forgotten) == 8 + 2
+    assert names["gone"].forgotten.ids == ("img-3", "img-17")
+    assert names["rows"].shape == (80, 10, names["run"].subset.numel)
