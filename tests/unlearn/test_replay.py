@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.errors import InputError
-from fastntk.unlearn.path import path_model
+from fastntk.unlearn.path import path_models
+from fastntk.unlearn.replay import _chosen
 from fastntk.unlearn.validity import RETRAIN
 
 
@@ -66,16 +67,35 @@ def test_path_models_are_right_where_they_should_be() -> None:
     run = small_run()
     lin = fastntk.linearise_run(run)
     everything = torch.arange(len(run.data))
-    name, product = path_model(lin)
-    assert name == "product"
+    models = path_models(lin)
+    assert list(models) == ["product", "tangent"]
+    product, tangent = models.values()
     torch.testing.assert_close(product(everything, lin.theta), lin.outputs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(product(everything, lin.anchor), lin.anchor_outputs, rtol=1e-4, atol=1e-4)
-    _, tangent = path_model(lin, "tangent")
     torch.testing.assert_close(tangent(everything, lin.theta), lin.outputs)
     # Both are tangent to the network at θ in the head, and the tangent model in everything.
     direction = 1e-3 * torch.randn(run.subset.numel)
     expected = lin.outputs + lin.rows.matvec(direction)
     torch.testing.assert_close(tangent(everything, lin.theta + direction), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_path_that_finds_back_to_theta_is_taken() -> None:
+    assert _chosen({"product": 0.37, "tangent": 0.35}) == "product"
+    assert _chosen({"product": 0.61, "tangent": 0.41}) == "tangent"
+    assert _chosen({"tangent": 0.9}) == "tangent"
+    run = small_run()
+    details = fastntk.unlearn(run, classes=[1], method="tangent-replay").details
+    assert set(details["replay_misses"]) == {"product", "tangent"}
+    assert details["path"] == _chosen(details["replay_misses"])
+    assert details["replay_miss"] == details["replay_misses"][details["path"]]
+
+
+def test_a_replay_that_misses_the_trained_weights_is_not_trusted() -> None:
+    run = small_run(fastntk.Recipe(epochs=6, lr=0.01, batch_size=16))
+    other = fastntk.Run(run.model, run.subset, run.anchor, run.samples, recipe=fastntk.Recipe(epochs=6, lr=0.2, seed=3))
+    validity = fastntk.unlearn(other, classes=[1], method="tangent-replay").details["validity"]
+    assert validity["verdict"] == "retrain instead"
+    assert any("missed the trained weights" in reason for reason in validity["reasons"])
 
 
 def test_replay_without_a_tuned_head_uses_the_tangent() -> None:
@@ -157,7 +177,8 @@ def test_far_out_of_the_linear_regime_the_result_says_retrain(method: str) -> No
     validity = result.details["validity"]
     assert validity["verdict"] == "retrain instead", validity
     assert validity["searched"] is not None
-    assert validity["error"]["retain"] > RETRAIN
+    assert validity["reasons"]
+    assert validity["thresholds"]["retrain"] == RETRAIN
 
 
 def test_batch_norm_statistics_are_renewed_only_where_they_were_updated() -> None:

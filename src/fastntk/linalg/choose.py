@@ -4,7 +4,8 @@
     dual          8·(n·C)²                                                     (n·C)²·d + (n·C)³/3
     matrix-free   vectors, one chunk of rows, and 56·d·r for a sketch          4·n·C·d per iteration
 
-A direct route is taken wherever one fits, the one with fewer operations if both do. The rows themselves are
+A direct route is taken wherever one fits, the one with fewer operations if both do, unless it takes over ten times the
+operations of 300 matrix-free iterations. The rows themselves are
 not counted: whoever stores them knows. Should Cholesky break down, the eigendecomposition takes another
 8·d² (or 8·(n·C)²), not counted either.
 """
@@ -18,6 +19,9 @@ from fastntk.errors import BudgetError, InputError, listing
 from fastntk.linalg.matrix_free import DEFAULT_RANK
 from fastntk.linalg.memory import readable
 
+TYPICAL_ITERATIONS = 300
+PATIENCE = 10.0
+"""A direct solve is exact and needs no convergence: it may take this many times the operations of an iterative one."""
 ROUTES = ("primal", "dual", "matrix-free")
 # One chunk of rows in float64 and what products with it need; products with a whole sketch take larger chunks.
 CHUNK_BYTES = 16_000_000
@@ -87,6 +91,10 @@ def choose(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, rank: 
         reason = f"{size}: {solver} needs {readable(needed[solver])} of {budget}"
         if len(direct) == 2:
             reason += " and fewer operations than " + ("dual" if solver == "primal" else "primal")
+        iterative = TYPICAL_ITERATIONS * operations["matrix-free"]
+        if operations[solver] > PATIENCE * iterative and needed["matrix-free"] <= memory_budget:
+            times = f"{operations[solver] / iterative:.0f} times the operations of {TYPICAL_ITERATIONS} iterations"
+            return Choice("matrix-free", f"{size}: {solver} fits {budget} but takes {times}", rank, needed, operations)
         return Choice(solver, reason, 0, needed, operations)
     if needed["matrix-free"] <= memory_budget:
         sizes = f"neither primal ({readable(needed['primal'])}) nor dual ({readable(needed['dual'])})"

@@ -26,7 +26,7 @@ from fastntk.run import Run
 from fastntk.unlearn.baselines import push_away, retrain
 from fastntk.unlearn.closed_form import DAMPING, ScaleFit, closed_form
 from fastntk.unlearn.linearisation import Linearisation, Point, RowsAt, linearise_run, working_copy
-from fastntk.unlearn.path import PathName, path_model
+from fastntk.unlearn.path import PathName
 from fastntk.unlearn.replay import finish, tangent_replay
 from fastntk.unlearn.residue import outside_report, renew_statistics
 from fastntk.unlearn.result import Unlearned
@@ -129,8 +129,8 @@ def _tangent_replay(
     if recipe.bn_stats == "update":
         details["note"] = "the recipe trained on batch statistics, the replay on the final ones: an approximation"
     target = lin.theta + made.delta
-    logits = path_model(lin, path)[1]
-    outcome = _stepped(task, lin, made.delta, details, lambda batch: logits(batch, target), validate=validate)
+    predicted = lambda batch: made.model(batch, target)
+    outcome = _stepped(task, lin, made.delta, details, predicted, validate=validate, miss=details["replay_miss"])
     if made.resume is None:
         return outcome
     started = time.perf_counter()
@@ -157,6 +157,7 @@ def _stepped(
     predicted: Callable[[Tensor], Tensor] | None,
     *,
     validate: bool,
+    miss: float = 0.0,
 ) -> _Outcome:
     """Check the step, shorten it where the network disagrees, and report."""
     if not torch.isfinite(delta).all():
@@ -165,7 +166,7 @@ def _stepped(
     details["rows"] = lin.routes | {"at": lin.at, "kept": lin.kept}
     if validate and bool((delta != 0).any()):
         started = time.perf_counter()
-        length, details["validity"] = check_step(task.run, lin, task.split, delta, predicted)
+        length, details["validity"] = check_step(task.run, lin, task.split, delta, predicted, miss=miss)
         task.stages["validity"] = time.perf_counter() - started
     else:
         details["validity"] = {"verdict": "ok" if not bool((delta != 0).any()) else "not checked", "step_length": 1.0}

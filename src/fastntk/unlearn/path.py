@@ -12,7 +12,9 @@ h_0 and h_θ the head's features at the anchor and at θ.
               straight path they move by the least that explains the rows' logits. One forward pass more than
               ``tangent``.
 
-``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists.
+``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists. Neither wins
+everywhere: where the features change beyond recognition, ``product`` goes astray. The replay of *all* samples should end at
+θ, which is known, so :mod:`fastntk.unlearn.replay` tries both and looks.
 """
 
 from __future__ import annotations
@@ -32,24 +34,28 @@ Path = Callable[[Tensor, Tensor], Tensor]
 """(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
 
 
-def path_model(linearisation: Linearisation, name: PathName = "auto") -> tuple[str, Path]:
-    """The chosen model of the path, and its name: ``auto`` is ``product`` wherever that exists."""
+def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[str, Path]:
+    """The named model of the path; for ``auto`` every one that exists, the preferred first."""
     if name not in get_args(PathName):
         raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
-    if not isinstance(linearisation.rows, HeadRows):
+    rows = linearisation.rows
+    if not isinstance(rows, HeadRows):
         raise InputError(
             "A replay reads every row in every epoch, and these rows were not kept (they do not fit the memory budget). "
             "Give rows='disk' and folder=..., or raise memory_budget; method='fast-ntk' needs no stored rows."
         )
-    possible = _has_product(linearisation, linearisation.rows)
+    possible = _has_product(linearisation, rows)
     if name == "product" and not possible:
         raise InputError(
             "path 'product' needs a model whose logits are a tuned linear head's output, linearised at the trained "
             "weights. Use path='tangent', or tune the head as well."
         )
-    if name == "product" or (name == "auto" and possible):
-        return "product", _product(linearisation, linearisation.rows)
-    return "tangent", _tangent(linearisation, linearisation.rows)
+    models: dict[str, Path] = {}
+    if possible and name != "tangent":
+        models["product"] = _product(linearisation, rows)
+    if name != "product":
+        models["tangent"] = _tangent(linearisation, rows)
+    return models
 
 
 def _has_product(linearisation: Linearisation, rows: HeadRows) -> bool:

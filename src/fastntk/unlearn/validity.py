@@ -5,8 +5,10 @@ each of three sets (retained samples, forgotten samples, and a probe batch of in
 
     error = ‖actual − predicted‖ / ‖predicted − f_θ‖        logits centred per sample, as softmax sees them
 
-0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the
-step length is searched; above ``RETRAIN`` on the retained samples after that, the result says "retrain instead".
+0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the step
+length is searched. The result says "retrain instead" where, after that, the error on the retained samples is above ``RETRAIN``,
+the retained samples lost more than ``DROP`` of their accuracy (Retrain fits them at least as well as before), or the replay of
+all samples missed θ by more than ``MISS`` of the way.
 """
 
 from __future__ import annotations
@@ -21,21 +23,31 @@ from fastntk.data import Split
 from fastntk.run import Run
 from fastntk.tangent import TangentOperator
 from fastntk.training import predict
+from fastntk.tuning import Subset
 from fastntk.unlearn.linearisation import Linearisation, working_copy
 
 SEARCH = 0.6
 RETRAIN = 0.8
+DROP = 0.05
+MISS = 0.5
 LENGTHS = (1.0, 0.75, 0.5, 0.25, 1.25)
 MOST = 256
 """Samples of each set that are looked at, evenly spaced."""
 
 
 def check_step(
-    run: Run, linearisation: Linearisation, split: Split, delta: Tensor, predicted: Callable[[Tensor], Tensor] | None
+    run: Run,
+    linearisation: Linearisation,
+    split: Split,
+    delta: Tensor,
+    predicted: Callable[[Tensor], Tensor] | None,
+    *,
+    miss: float = 0.0,
 ) -> tuple[float, dict[str, Any]]:
     """Return the step length to take and the JSON-able evidence.
 
-    ``predicted(batch)`` gives the logits (k, C) that the method expects at θ + Δ; None means f_θ + JΔ.
+    ``predicted(batch)`` gives the logits (k, C) that the method expects at θ + Δ; None means f_θ + JΔ. ``miss``: how far
+    the replay of all samples ended from θ.
     """
     if predicted is None:
         predicted = lambda batch: linearisation.outputs[batch] + linearisation.rows.subset(batch).matvec(delta)
@@ -44,13 +56,13 @@ def check_step(
     sets: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for name, indices in (("retain", split.retain), ("forget", split.forget)):
         if len(indices):
-            some = indices[torch.linspace(0, len(indices) - 1, min(MOST, len(indices))).round().long()]
+            some = _some(indices)
             sets[name] = (run.data.inputs[some], linearisation.outputs[some], predicted(some))
     probe = _probe(run, split)
     if probe is not None:
         operator = TangentOperator(work, subset, probe)
-        before = predict(work, probe)
-        sets["probe"] = (probe, before, before + operator.matvec(delta))
+        now = predict(work, probe)
+        sets["probe"] = (probe, now, now + operator.matvec(delta))
 
     def errors(length: float) -> dict[str, float]:
         subset.set(linearisation.theta + length * delta)
@@ -63,17 +75,39 @@ def check_step(
             by_length[length] = errors(length)
         chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
     final = by_length[chosen]
-    trusted = final.get("retain", 0.0) <= RETRAIN
-    verdict = "ok" if trusted else "retrain instead"
+    before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
+    reasons = []
+    if final.get("retain", 0.0) > RETRAIN:
+        reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")
+    if before - after > DROP:
+        reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
+    if miss > MISS:
+        reasons.append(f"the replay of all samples missed the trained weights by {miss:.2f} of the way")
     return chosen, {
-        "verdict": verdict,
+        "verdict": "retrain instead" if reasons else "ok",
+        "reasons": reasons,
         "error": final,
         "error_at_full_step": by_length[1.0],
         "step_length": chosen,
         "searched": {str(length): value for length, value in by_length.items()} if len(by_length) > 1 else None,
-        "thresholds": {"search": SEARCH, "retrain": RETRAIN},
+        "retain_accuracy": {"before": before, "after": after},
+        "thresholds": {"search": SEARCH, "retrain": RETRAIN, "accuracy_drop": DROP, "replay_miss": MISS},
         "definition": "‖actual − predicted‖ / ‖predicted − before‖ of centred logits; at 1 the prediction is useless",
     }
+
+
+def _retained_accuracy(run: Run, linearisation: Linearisation, split: Split, subset: Subset, step: Tensor) -> tuple[float, float]:
+    """Accuracy on (evenly spaced) retained samples before and after the step, as fractions."""
+    some = _some(split.retain)
+    labels = run.data.labels[some]
+    subset.set(linearisation.theta + step)
+    pair = linearisation.outputs[some], predict(subset.model, run.data.inputs[some])
+    before, after = (float((outputs.argmax(1) == labels).double().mean()) for outputs in pair)
+    return before, after
+
+
+def _some(indices: Tensor) -> Tensor:
+    return indices[torch.linspace(0, len(indices) - 1, min(MOST, len(indices))).round().long()]
 
 
 def _probe(run: Run, split: Split) -> Tensor | None:
