@@ -259,9 +259,7 @@ def test_other_kinds_use_the_same_folder(saved: tuple[fastntk.Run, Path], tmp_pa
         load_run(folder)
 
 
-def test_an_existing_folder_is_refused_and_overwritten_only_if_ours(
-    saved: tuple[fastntk.Run, Path], copy: Path
-) -> None:
+def test_an_existing_folder_is_refused_and_overwritten_only_if_ours(saved: tuple[fastntk.Run, Path], copy: Path) -> None:
     before = (copy / MANIFEST).read_bytes()
     with pytest.raises(InputError, match="exists already"):
         save_run(saved[0], copy)

@@ -57,9 +57,7 @@ def check_output(target: Path, *, overwrite: bool = False, replaceable: Callable
 
 
 @contextlib.contextmanager
-def new_folder(
-    target: Path, *, overwrite: bool = False, replaceable: Callable[[Path], bool] | None = None
-) -> Iterator[Path]:
+def new_folder(target: Path, *, overwrite: bool = False, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes ``target`` when the block ends well, and vanishes otherwise."""
     target = _absolute(target)
     recover(target)

@@ -132,9 +132,7 @@ def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
         what = "other class names"
     else:
         what = "the same ids but other pixels or labels (changed files, or another version of the image library)"
-    raise InputError(
-        f"The data changed since this run was made: {what}. Give the data it was fine-tuned on, or fine-tune again."
-    )
+    raise InputError(f"The data changed since this run was made: {what}. Give the data it was fine-tuned on, or fine-tune again.")
 
 
 def tensor_state(model: nn.Module) -> dict[str, Tensor]:
@@ -189,9 +187,7 @@ def _prompts(model: nn.Module) -> dict[str, int] | None:
 
 def _card(stored: Mapping[str, Any]) -> ModelCard:
     """The card as it was built; JSON made lists of its tuples."""
-    spec: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()
-    }
+    spec: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()}
     return ModelCard(**{**stored, "input": InputSpec(**spec), "notes": tuple(stored["notes"])})
 
 
@@ -237,15 +233,11 @@ def _stored_state(bundle: Bundle) -> dict[str, Tensor]:
             )
     odd = [name for name in names if tuned[name].shape != anchor[name].shape]
     if odd or names & set(base):
-        raise InputError(
-            f"{bundle.folder}: tuned, anchor and base do not fit together: {listing(odd or names & set(base))}."
-        )
+        raise InputError(f"{bundle.folder}: tuned, anchor and base do not fit together: {listing(odd or names & set(base))}.")
     return {**base, **tuned}
 
 
-def _fit_architecture(
-    model: nn.Module, state: Mapping[str, Tensor], *, manifest: Mapping[str, Any], folder: Path
-) -> None:
+def _fit_architecture(model: nn.Module, state: Mapping[str, Tensor], *, manifest: Mapping[str, Any], folder: Path) -> None:
     """Attach the prompts that were saved, and refuse a model whose state has other names or shapes."""
     prompts = manifest["prompts"]
     if prompts is not None and _prompts(model) is None:

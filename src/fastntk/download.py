@@ -57,8 +57,7 @@ def download(url: str, *, sha256: str | None = None, md5: str | None = None, fol
         handle, partial_name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
         raise InputError(
-            f"cannot write to the download folder {target.parent} ({error}): set {CACHE_VARIABLE} to one that can "
-            "be written"
+            f"cannot write to the download folder {target.parent} ({error}): set {CACHE_VARIABLE} to one that can be written"
         ) from error
     partial = Path(partial_name)
     try:
@@ -134,8 +133,7 @@ def _recorded(record: Path) -> str:
         return str(json.loads(record.read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{record} should hold the SHA-256 of the file beside it but cannot be read: {error}; "
-            "delete both and download again"
+            f"{record} should hold the SHA-256 of the file beside it but cannot be read: {error}; delete both and download again"
         ) from error
 
 

@@ -72,9 +72,7 @@ def write_bundle(
             "files": files,
         }
         manifest[SEAL] = seal(manifest)
-        (work / MANIFEST).write_text(
-            json.dumps(manifest, indent=1, allow_nan=False, ensure_ascii=False) + "\n", "utf-8"
-        )
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False, ensure_ascii=False) + "\n", "utf-8")
     return folder
 
 
@@ -108,9 +106,7 @@ def read_manifest(folder: Path, *, kinds: tuple[str, ...] | None = None) -> dict
         raise InputError(f"{path} cannot be read: {error}. {_ADVICE}") from error
     _check_manifest(path, manifest)
     if kinds is not None and manifest["kind"] not in kinds:
-        raise InputError(
-            f"{folder} holds a {manifest['kind']!r}; expected {' or '.join(repr(kind) for kind in kinds)}."
-        )
+        raise InputError(f"{folder} holds a {manifest['kind']!r}; expected {' or '.join(repr(kind) for kind in kinds)}.")
     return dict(manifest)
 
 
@@ -154,9 +150,7 @@ def _check_manifest(path: Path, manifest: Any) -> None:
     if manifest.get(SEAL) != seal(manifest):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
     names = manifest.get("files")
-    if not isinstance(names, dict) or any(
-        Path(name).name != name or not name.endswith(".safetensors") for name in names
-    ):
+    if not isinstance(names, dict) or any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
         raise InputError(f"{path} lists files it cannot vouch for: {listing(names or ['nothing'])}.")
 
 
@@ -168,13 +162,9 @@ def _verified_bytes(path: Path, expected: Mapping[str, Any]) -> bytes:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     if len(data) != expected["bytes"]:
-        raise InputError(
-            f"{path} has {len(data)} bytes, its manifest says {expected['bytes']}: truncated or replaced. {_ADVICE}"
-        )
+        raise InputError(f"{path} has {len(data)} bytes, its manifest says {expected['bytes']}: truncated or replaced. {_ADVICE}")
     if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        raise InputError(
-            f"{path} was changed: its SHA-256 does not match the manifest's {expected['sha256'][:12]}…. {_ADVICE}"
-        )
+        raise InputError(f"{path} was changed: its SHA-256 does not match the manifest's {expected['sha256'][:12]}…. {_ADVICE}")
     return data
 
 

@@ -97,8 +97,7 @@ def _check(name: str, samples: LabelledImages, *, epochs: int, lr: float, batch_
     inputs, labels = samples.inputs, samples.labels
     if inputs.ndim != 4 or inputs.shape[1] != 3 or len(inputs) != len(labels) or len(labels) == 0:
         raise InputError(
-            f"expected images (n, 3, h, w) and n labels, at least one: got {tuple(inputs.shape)} and "
-            f"{tuple(labels.shape)}"
+            f"expected images (n, 3, h, w) and n labels, at least one: got {tuple(inputs.shape)} and {tuple(labels.shape)}"
         )
     if int(labels.min()) < 0 or int(labels.max()) < 1:
         raise InputError(
@@ -107,16 +106,12 @@ def _check(name: str, samples: LabelledImages, *, epochs: int, lr: float, batch_
     return int(labels.max()) + 1
 
 
-def _train(
-    model: nn.Module, samples: LabelledImages, *, epochs: int, lr: float, batch_size: int, seed: int
-) -> tuple[Epoch, ...]:
+def _train(model: nn.Module, samples: LabelledImages, *, epochs: int, lr: float, batch_size: int, seed: int) -> tuple[Epoch, ...]:
     count = len(samples.labels)
     steps = -(-count // batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
     # cycle_momentum would move the momentum as well; the recipe keeps it.
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=lr, total_steps=epochs * steps + 1, cycle_momentum=False
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=epochs * steps + 1, cycle_momentum=False)
     generator = torch.Generator().manual_seed(seed)
     history = []
     model.train()

@@ -254,9 +254,7 @@ def test_wrong_usage_is_one_sentence_and_changes_nothing(usage: str, place: Path
         (OSError(5, "Input/output error", "/x"), 1, "please report"),
     ],
 )
-def test_what_escapes_becomes_a_message(
-    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_escapes_becomes_a_message(error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 

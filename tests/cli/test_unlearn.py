@@ -52,9 +52,7 @@ def result_folder(run_folder: Path) -> Path:
     return out
 
 
-def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(
-    run_folder: Path, run: Any, tmp_path: Path
-) -> None:
+def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder: Path, run: Any, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
     out = tmp_path / "deep" / "result"
     made = command("unlearn", run_folder, "--classes", "0", "--damping", "0.1", "--option", "at=anchor", "--out", out)

@@ -154,9 +154,7 @@ def test_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path, protocol: 
     assert mark.exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["builtins\neval", "numpy\nload", "numpy.core.multiarray\nscalar", "copyreg\n_reconstructor"]
-)
+@pytest.mark.parametrize("name", ["builtins\neval", "numpy\nload", "numpy.core.multiarray\nscalar", "copyreg\n_reconstructor"])
 def test_no_other_name_is_known(name: str) -> None:
     with pytest.raises(InputError, match="it asks for " + name.replace("\n", ".")):
         load_plain(f"c{name}\n.".encode(), origin="x")

@@ -225,9 +225,7 @@ def test_only_selected_images_are_decoded(photos: Path, monkeypatch: pytest.Monk
 
 
 def test_folder_refused(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"holds splits \(holdout, train\), not classes.*photos@holdout, .*photos@train"
-    ):
+    with pytest.raises(InputError, match=r"holds splits \(holdout, train\), not classes.*photos@holdout, .*photos@train"):
         load_source(photos, spec=PLAIN)
     with pytest.raises(InputError, match=r"no sub-folder 'test' for @test; it has holdout, train"):
         load_source(f"{photos}@test", spec=PLAIN)

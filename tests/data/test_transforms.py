@@ -18,9 +18,9 @@ def spec(size: int, **options: object) -> InputSpec:
 
 def test_right_size_is_only_normalised() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    expected = (torch.from_numpy(pixels).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(
-        STD
-    )[:, None, None]
+    expected = (torch.from_numpy(pixels).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[
+        :, None, None
+    ]
     out = prepare(pixels, spec(8))
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected)

@@ -330,9 +330,7 @@ def test_float32_sums_cost_half_as_much_again():
 
 
 def test_nothing_fits_ten_megabytes():
-    with pytest.raises(
-        BudgetError, match=r"50000 rows x 46090 columns .* 10 MB: primal 17 GB, dual 20 GB.*smaller subset"
-    ):
+    with pytest.raises(BudgetError, match=r"50000 rows x 46090 columns .* 10 MB: primal 17 GB, dual 20 GB.*smaller subset"):
         choose(50_000, 46_090, 10 * MB)
     with pytest.raises(BudgetError, match="10 MB"):
         solve(dense_rows(30, 100, 1500, rank=1), random_targets(30, 100), damping=0.1, memory_budget=10 * MB)

@@ -89,9 +89,7 @@ def test_the_old_head_is_dropped_even_where_it_would_fit():
 
 
 def test_mobilenet_ends_at_four_by_four_and_its_head_is_zero(shared):
-    model = build_model(
-        "mobilenetv2_x0_5", num_classes=7, weights=shared("weights/cifar100_mobilenetv2_x0_5.safetensors")
-    )
+    model = build_model("mobilenetv2_x0_5", num_classes=7, weights=shared("weights/cifar100_mobilenetv2_x0_5.safetensors"))
     assert model.features(torch.zeros(1, 3, 32, 32)).shape == (1, 1280, 4, 4)
     assert not model.classifier[1].weight.any()
     assert card_of(model).weights.endswith("cifar100_mobilenetv2_x0_5.safetensors")

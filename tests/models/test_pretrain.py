@@ -71,9 +71,7 @@ def test_augmentation_shifts_and_mirrors_whole_images():
             for mirror in (False, True)
             if torch.equal(
                 result,
-                image[:, top : top + 8, left : left + 8].flip(2)
-                if mirror
-                else image[:, top : top + 8, left : left + 8],
+                image[:, top : top + 8, left : left + 8].flip(2) if mirror else image[:, top : top + 8, left : left + 8],
             )
         ]
         assert len(places) == 1

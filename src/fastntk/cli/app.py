@@ -74,9 +74,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[
-        bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of whatever goes wrong.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of whatever goes wrong.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,

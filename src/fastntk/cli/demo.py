@@ -37,9 +37,7 @@ KEPT = "tangent-replay"
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the run and the record go.")] = Path(
-        "fastntk-demo"
-    ),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the run and the record go.")] = Path("fastntk-demo"),
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def finetune(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help="resnet20 … resnet110, mobilenetv2_x0_5, timm:NAME, or hf:NAME-OR-FOLDER."
-        ),
+        typer.Argument(metavar="MODEL", help="resnet20 … resnet110, mobilenetv2_x0_5, timm:NAME, or hf:NAME-OR-FOLDER."),
     ],
     data: Annotated[str, typer.Option("--data", metavar="SRC", help=DATA_HELP)],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The new folder to write.")],
@@ -34,9 +32,7 @@ def finetune(
     weights: Annotated[
         str | None, typer.Option("--weights", help="cifar100, pretrained (the publisher's) or a file; none = random.")
     ] = None,
-    image_size: Annotated[
-        int | None, typer.Option("--image-size", help="Pixels a side the model is built for.")
-    ] = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", help="Pixels a side the model is built for.")] = None,
     images_per_class: Annotated[
         int | None, typer.Option("--images-per-class", help="Use only the first N images of each class.")
     ] = None,
@@ -48,9 +44,7 @@ def finetune(
     batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adam or sgd.")] = "adam",
     schedule: Annotated[str, typer.Option("--schedule", help="cosine, linear or constant.")] = "cosine",
-    weight_decay: Annotated[
-        float, typer.Option("--weight-decay", help="Pull towards the values before fine-tuning.")
-    ] = 1e-3,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Pull towards the values before fine-tuning.")] = 1e-3,
     seed: Seed = 0,
     prompt_length: Annotated[int, typer.Option("--prompt-length", help="Keys and values together, a block.")] = 10,
     prompt_blocks: Annotated[int, typer.Option("--prompt-blocks", help="How many of the first blocks.")] = 5,
@@ -135,9 +129,7 @@ def prepare(
     return subset, load_source(source["data"], spec=input_spec(model), **chosen)
 
 
-def announce(
-    output: Output, name: str, *, subset: Subset, samples: Samples, recipe: Recipe, source: dict[str, Any]
-) -> None:
+def announce(output: Output, name: str, *, subset: Subset, samples: Samples, recipe: Recipe, source: dict[str, Any]) -> None:
     """Say what is about to happen and how long it will take."""
     from fastntk.cli.estimate import training_seconds
 

@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")
-]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides batch order and every other draw.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by `fastntk finetune`.")]
 
 DATA_HELP = (

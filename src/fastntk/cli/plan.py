@@ -13,9 +13,7 @@ from fastntk.cli.request import Classes, DataOverride, Ids, IdsFile, check_reque
 Memory = Annotated[
     str | None, typer.Option("--memory-budget", metavar="SIZE", help="Like 4GB; default 70 % of what is available.")
 ]
-Disk = Annotated[
-    str | None, typer.Option("--disk-budget", metavar="SIZE", help="Like 20GB; default 90 % of what is free.")
-]
+Disk = Annotated[str | None, typer.Option("--disk-budget", metavar="SIZE", help="Like 20GB; default 90 % of what is free.")]
 
 
 def plan(

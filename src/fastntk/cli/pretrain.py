@@ -73,9 +73,7 @@ def pretrain(
     output.finish(record, wrote=f"{out} (SHA-256 {made.sha256[:16]}…)", then=then)
 
 
-def _announce(
-    output: Output, name: str, *, data: str, samples: Samples, epochs: int, lr: float, batch_size: int
-) -> None:
+def _announce(output: Output, name: str, *, data: str, samples: Samples, epochs: int, lr: float, batch_size: int) -> None:
     from fastntk.cli.estimate import training_seconds
     from fastntk.models import build_model
     from fastntk.recipe import Recipe

@@ -37,9 +37,7 @@ def unlearn(
     scale: Annotated[float | None, typer.Option("--scale", help="fast-ntk: the scale s instead of a fit.")] = None,
     solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto, primal, dual, matrix-free …")] = None,
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto, tangent or product.")] = None,
-    polish: Annotated[
-        int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")
-    ] = None,
+    polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
@@ -87,9 +85,7 @@ def unlearn(
         raise typer.Exit(3)
 
 
-def _announce(
-    output: Output, folder: Path, run: Run, request: Request, *, method: str, options: dict[str, Any]
-) -> None:
+def _announce(output: Output, folder: Path, run: Run, request: Request, *, method: str, options: dict[str, Any]) -> None:
     """Say what is about to happen and how long it will take."""
     from fastntk.data import ForgetRequest
 

@@ -108,9 +108,7 @@ def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | Non
     kept = [_label(item, names) for item in only_classes]
     unknown = [item for item, label in zip(only_classes, kept) if label is None]
     if unknown or not kept:
-        what = (
-            f"no class {listing(map(repr, unknown))}" if unknown else "classes to choose from, but none was asked for"
-        )
+        what = f"no class {listing(map(repr, unknown))}" if unknown else "classes to choose from, but none was asked for"
         raise InputError(f"{catalog.origin} has {what}; its classes are {listing(names, most=20)}")
     labels = [label for label in kept if label is not None]
     twice = sorted({names[label] for label in labels if labels.count(label) > 1})
@@ -134,9 +132,7 @@ def aligned(catalog: Catalog, classes: tuple[str, ...]) -> list[int | None]:
         return [_label(name, catalog.names) for name in classes]
     missing = [name for name in classes if name not in catalog.classes]
     if missing:
-        raise InputError(
-            f"{catalog.origin} lacks the classes {listing(missing)}; it has {listing(catalog.classes, most=20)}"
-        )
+        raise InputError(f"{catalog.origin} lacks the classes {listing(missing)}; it has {listing(catalog.classes, most=20)}")
     return [catalog.classes.index(name) for name in classes]
 
 

@@ -84,9 +84,7 @@ def read_members(path: Path, layout: Layout, names: tuple[str, ...]) -> dict[str
     elif path.is_file():
         found = _tar_members(path, {f"{layout.folder}/{name}": name for name in names})
     else:
-        raise InputError(
-            f"no file or folder {path}; give the extracted {layout.folder} or the archive from {layout.url}"
-        )
+        raise InputError(f"no file or folder {path}; give the extracted {layout.folder} or the archive from {layout.url}")
     missing = [name for name in names if name not in found]
     if missing:
         raise InputError(f"{path} lacks {listing(missing)} of {layout.folder}; get {layout.url} again")

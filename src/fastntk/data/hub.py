@@ -54,9 +54,7 @@ def columns(features: Any, name: str) -> tuple[str, str]:
     images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     if not labels:
-        labels = [
-            key for key, kind in features.items() if key in _LABEL_NAMES and "int" in str(getattr(kind, "dtype", ""))
-        ]
+        labels = [key for key, kind in features.items() if key in _LABEL_NAMES and "int" in str(getattr(kind, "dtype", ""))]
     if len(labels) > 1:
         labels = [key for key in _LABEL_NAMES if key in labels][:1] or labels
     if len(images) != 1 or len(labels) != 1:

@@ -72,9 +72,7 @@ def class_labels(classes: Iterable[int | str], samples: Samples) -> tuple[int, .
     """Return the labels of classes given as label (int) or name (str); unknown ones are refused together."""
     asked = tuple(classes)
     names = samples.classes or ()
-    unknown = [
-        item for item in asked if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)
-    ]
+    unknown = [item for item in asked if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)]
     numbers = [item for item in unknown if isinstance(item, str) and item.strip().lstrip("+-").isdecimal()]
     if numbers:
         raise InputError(

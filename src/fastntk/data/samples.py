@@ -45,9 +45,7 @@ class Samples:
     ) -> None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 1:
             came = f"a tensor of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise InputError(
-                f"inputs must be a model-ready tensor (n, ...), not {came}; see torch.from_numpy, torch.stack"
-            )
+            raise InputError(f"inputs must be a model-ready tensor (n, ...), not {came}; see torch.from_numpy, torch.stack")
         names = class_names(classes)
         known = sample_ids(ids, count=len(inputs))
         targets = label_tensor(labels, count=len(inputs))
@@ -132,9 +130,7 @@ class Samples:
         asked = as_ids(ids)
         unknown = [name for name in asked if name not in self._positions]
         if unknown:
-            raise InputError(
-                f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}"
-            )
+            raise InputError(f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}")
         return torch.tensor([self._positions[name] for name in asked], dtype=torch.int64)
 
     def digest(self) -> str:
@@ -160,9 +156,7 @@ def as_ids(ids: Any) -> tuple[str, ...]:
     values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else list(ids)
     wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))]
     if wrong:
-        raise InputError(
-            f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}"
-        )
+        raise InputError(f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}")
     return tuple(str(value) for value in values)
 
 

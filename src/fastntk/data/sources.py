@@ -37,9 +37,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "hf": ("train", "test", "validation"),
 }
 
-FORMS = (
-    "digits, cifar10[:PATH], cifar100[:PATH], an .npz file, an image folder, hf:<dataset>, each with @train or @test"
-)
+FORMS = "digits, cifar10[:PATH], cifar100[:PATH], an .npz file, an image folder, hf:<dataset>, each with @train or @test"
 
 
 @dataclass(frozen=True)

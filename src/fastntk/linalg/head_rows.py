@@ -65,9 +65,7 @@ class HeadRows:
     ) -> None:
         _check(body, features, bias=bias, weights=weight_columns is not None, biases=bias_columns is not None)
         if body_columns.numel() != body.shape[2]:
-            raise InputError(
-                f"body has {body.shape[2]} columns, body_columns names {body_columns.numel()}: these must agree"
-            )
+            raise InputError(f"body has {body.shape[2]} columns, body_columns names {body_columns.numel()}: these must agree")
         if features is not None and weight_columns is not None and features.shape[1] != weight_columns.shape[-1]:
             raise InputError(
                 f"features have H = {features.shape[1]} columns, weight_columns are {tuple(weight_columns.shape)}, "
@@ -77,9 +75,7 @@ class HeadRows:
         self.features = features
         self.bias = bias
         self.product_dtype = product_dtype
-        self.layout: Layout = head_layout(
-            body.shape[1], body_columns, weight_columns=weight_columns, bias_columns=bias_columns
-        )
+        self.layout: Layout = head_layout(body.shape[1], body_columns, weight_columns=weight_columns, bias_columns=bias_columns)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -196,9 +192,7 @@ class HeadRows:
     def _join(self, body: Tensor, head: Tensor) -> Tensor:
         """Undo :meth:`_split`."""
         out = body.new_empty(self.layout.d, body.shape[1])
-        out[self.layout.columns] = torch.cat(
-            [body, head.reshape(self.layout.classes * self.layout.head, body.shape[1])]
-        )
+        out[self.layout.columns] = torch.cat([body, head.reshape(self.layout.classes * self.layout.head, body.shape[1])])
         return out
 
 

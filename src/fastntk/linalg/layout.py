@@ -62,9 +62,7 @@ def dense_layout(classes: int, d: int, *, device: torch.device | None = None) ->
     return Layout(classes=classes, columns=torch.arange(d, device=device), body=d, head=0)
 
 
-def head_layout(
-    classes: int, body_columns: Tensor, *, weight_columns: Tensor | None, bias_columns: Tensor | None
-) -> Layout:
+def head_layout(classes: int, body_columns: Tensor, *, weight_columns: Tensor | None, bias_columns: Tensor | None) -> Layout:
     """Build the layout from true columns: body (b,), head weights (C, H) or None, head biases (C,) or None."""
     parts = []
     if weight_columns is not None:

@@ -110,9 +110,7 @@ class DenseRows:
 
     def __init__(self, tensor: Tensor, *, product_dtype: torch.dtype | None = None) -> None:
         if tensor.ndim != 3 or not tensor.is_floating_point():
-            raise InputError(
-                f"rows must be a floating-point tensor (n, C, d), not {tuple(tensor.shape)} {tensor.dtype}"
-            )
+            raise InputError(f"rows must be a floating-point tensor (n, C, d), not {tuple(tensor.shape)} {tensor.dtype}")
         self.tensor = tensor
         self.product_dtype = product_dtype
         self.layout = dense_layout(tensor.shape[1], tensor.shape[2], device=tensor.device)

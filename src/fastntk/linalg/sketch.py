@@ -51,9 +51,7 @@ class LowRank:
         """Return v (d, k) -> P⁻¹v that levels the sketched directions at the smallest sketched eigenvalue."""
         floor = self.values[-1] + damping
         if not float(floor) > 0:
-            raise InputError(
-                "without damping, a sketch that reaches the rank of A is no preconditioner: use damping > 0"
-            )
+            raise InputError("without damping, a sketch that reaches the rank of A is no preconditioner: use damping > 0")
         # (s_r + λ)/(s + λ) - 1, so that P⁻¹ = I + U diag(gain) Uᵀ.
         gain = (floor / (self.values + damping) - 1.0)[:, None]
         return lambda v: v + self.vectors @ (gain * (self.vectors.T @ v))
@@ -63,9 +61,7 @@ class LowRank:
         return gram_error(operator, self.gram_matvec, probes=probes, seed=seed)
 
 
-def gram_error(
-    operator: RowOperator, approximation: Callable[[Tensor], Tensor], *, probes: int = 8, seed: int = 1
-) -> float:
+def gram_error(operator: RowOperator, approximation: Callable[[Tensor], Tensor], *, probes: int = 8, seed: int = 1) -> float:
     """Estimate ‖A - Â‖_F / ‖A‖_F from Gaussian vectors g: E‖Mg‖² = ‖M‖_F². ``approximation``: v (d, k) ->
     Âv.
     """

@@ -53,9 +53,7 @@ def solve(
     n, classes, d = operator.shape
     as_columns(targets, (n, classes), what="targets")
     settings = matrix_free or MatrixFree()
-    name, reason, rank = _decide(
-        solver, n * classes, d, budget=memory_budget, itemsize=accumulate.itemsize, rank=settings.rank
-    )
+    name, reason, rank = _decide(solver, n * classes, d, budget=memory_budget, itemsize=accumulate.itemsize, rank=settings.rank)
     if name in ("primal", "eigen"):
         matrix = operator.gram(accumulate)
         method = PrimalCholesky(tol) if name == "primal" else Eigen(tol)

@@ -96,8 +96,7 @@ def _check_numbers(*, num_classes: int, image_size: int | None) -> None:
         return
     if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < SMALLEST_SIZE:
         raise InputError(
-            f"image_size={image_size!r}: expected a whole number of pixels, at least {SMALLEST_SIZE} "
-            "(images are square)"
+            f"image_size={image_size!r}: expected a whole number of pixels, at least {SMALLEST_SIZE} (images are square)"
         )
 
 
@@ -113,9 +112,7 @@ def _build_cifar(name: str, *, num_classes: int, weights: str | Path | None, ima
         sha256 = file_digest(path)
         source = known or source
     zero_head(model, heads=heads)
-    spec = InputSpec(
-        size=image_size or CIFAR_SIZE, mean=source.mean, std=source.std, source="statistics of the training images"
-    )
+    spec = InputSpec(size=image_size or CIFAR_SIZE, mean=source.mean, std=source.std, source="statistics of the training images")
     notes = (source.note,) if source.note else ()
     return Built(model, spec=spec, weights_sha256=sha256, notes=notes)
 

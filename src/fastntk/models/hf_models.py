@@ -143,9 +143,7 @@ def _weights(name: str, weights: str | Path) -> tuple[dict[str, Tensor] | None, 
     return read_weights(path), file_digest(path)
 
 
-def _load(
-    transformers: Any, name: str, *, config: Any, state: dict[str, Tensor] | None
-) -> tuple[nn.Module, tuple[str, ...]]:
+def _load(transformers: Any, name: str, *, config: Any, state: dict[str, Tensor] | None) -> tuple[nn.Module, tuple[str, ...]]:
     # Auto classes insist on a name, a concrete class also takes tensors alone.
     auto = transformers.AutoModelForImageClassification
     loader: Any = auto if state is None else type(_create(transformers, config)[0])
@@ -193,9 +191,7 @@ def _check_report(model: nn.Module, info: dict[str, Any], *, source: str) -> Non
 
 def _heads(model: nn.Module, *, name: str, num_classes: int) -> tuple[str, ...]:
     base = getattr(model, "base_model_prefix", "")
-    outside = [
-        module for path, module in model.named_modules() if not (base and (path == base or path.startswith(base + ".")))
-    ]
+    outside = [module for path, module in model.named_modules() if not (base and (path == base or path.startswith(base + ".")))]
     heads = head_names(model, output_layers(outside, num_classes=num_classes))
     if not heads:
         raise InputError(
@@ -205,9 +201,7 @@ def _heads(model: nn.Module, *, name: str, num_classes: int) -> tuple[str, ...]:
     return heads
 
 
-def _resized(
-    transformers: Any, model: nn.Module, *, config: Any, heads: tuple[str, ...]
-) -> tuple[nn.Module, tuple[str, ...]]:
+def _resized(transformers: Any, model: nn.Module, *, config: Any, heads: tuple[str, ...]) -> tuple[nn.Module, tuple[str, ...]]:
     """Move the weights into a model for another image size, resampling the positions."""
     target, notes = _create(transformers, config)
     expected, state = target.state_dict(), dict(model.state_dict())
@@ -223,9 +217,7 @@ def _resized(
     return target, notes
 
 
-def _input_spec(
-    transformers: Any, name: str, *, config: Any, image_size: int | None
-) -> tuple[InputSpec, tuple[str, ...]]:
+def _input_spec(transformers: Any, name: str, *, config: Any, image_size: int | None) -> tuple[InputSpec, tuple[str, ...]]:
     """Read preprocessor_config.json; without it, ViT's 0.5/0.5 and a note that says so."""
     path = transformers.utils.cached_file(
         _location(name),

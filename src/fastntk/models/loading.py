@@ -48,9 +48,7 @@ def _within(name: str, prefixes: Iterable[str]) -> bool:
 def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], *, heads: Sequence[str], source: str) -> None:
     """Load everything but the head into the model, strictly; values are cast to the model's dtype."""
     expected = {name: value for name, value in model.state_dict().items() if not _within(name, heads)}
-    given = {
-        name: value for name, value in tensors.items() if name in expected or not _within(name, (*heads, *HEAD_NAMES))
-    }
+    given = {name: value for name, value in tensors.items() if name in expected or not _within(name, (*heads, *HEAD_NAMES))}
     # Counters that old files lack; BatchNorm reads them only when its momentum is None.
     optional = [name for name in expected if name.endswith(".num_batches_tracked")]
     missing = [name for name in expected if name not in given and name not in optional]

@@ -24,9 +24,7 @@ def rounded_channels(channels: float, *, multiple: int = 8) -> int:
     return nearest + multiple if nearest < 0.9 * channels else nearest
 
 
-def _conv_bn_relu(
-    channels_in: int, channels_out: int, *, kernel: int, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
+def _conv_bn_relu(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     padding = kernel // 2
     conv = nn.Conv2d(channels_in, channels_out, kernel, stride, padding, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(channels_out), nn.ReLU6())

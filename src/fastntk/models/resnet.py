@@ -13,9 +13,7 @@ from types import MappingProxyType
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-RESNET_BLOCKS: Mapping[str, int] = MappingProxyType(
-    {"resnet20": 3, "resnet32": 5, "resnet44": 7, "resnet56": 9, "resnet110": 18}
-)
+RESNET_BLOCKS: Mapping[str, int] = MappingProxyType({"resnet20": 3, "resnet32": 5, "resnet44": 7, "resnet56": 9, "resnet110": 18})
 
 
 class BasicBlock(nn.Module):

@@ -103,9 +103,7 @@ def _check_published(model: nn.Module, *, name: str) -> None:
         raise InputError(f"timm:{name} has no published weights: give weights=None or a file")
 
 
-def _adapted(
-    model: nn.Module, tensors: Mapping[str, Tensor], *, source: str
-) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+def _adapted(model: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
     """Let timm rename keys and resample positions where the file does not fit as it is (and only there)."""
     expected = model.state_dict()
     if all(name in expected and value.shape == expected[name].shape for name, value in tensors.items()):

@@ -69,8 +69,6 @@ def import_optional(module: str, *, extra: str) -> ModuleType:
     """Import timm or transformers (or a module of theirs); say which extra to install where it is missing."""
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        raise InputError(
-            f"{package} is not installed, and models of this kind come from it: pip install 'fastntk[{extra}]'"
-        )
+        raise InputError(f"{package} is not installed, and models of this kind come from it: pip install 'fastntk[{extra}]'")
     ensure_operators()
     return importlib.import_module(module)
