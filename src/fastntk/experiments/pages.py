@@ -33,8 +33,8 @@ not edit. `python -m fastntk.experiments run {experiment}` makes the records tha
   with other seeds (*others*); in brackets as a multiple of the spread, the mean distance between two Retrains of different seeds.
   1.0× in *others* is indistinguishable from a Retrain.
 - *Δw*: distance to the same-seed Retrain in tuned weights, relative to ‖w_retrain − w0‖.
-- *Seconds*: CPU time (other work ran beside these experiments) of a first request, the rows of the linearisation included; *× Retrain* is that over the same seed's
-  Retrain; *again* leaves the rows out: a further request from the same linearisation.
+- *Seconds*: CPU time (other work ran beside these experiments) of a first request, the rows of the linearisation included;
+  *× Retrain* is that over the same seed's Retrain; *again* leaves the rows out: a further request from the same linearisation.
 """
 COLUMNS = (
     "method", "seeds", "retain", "forget", "hold-out", "relearn", "recovered", "TV on D_f, same", "TV on D_f, others",
