@@ -25,8 +25,8 @@ from fastntk.tangent.sites import SiteMode
 from fastntk.training import fast_layout
 from fastntk.tuning import Subset, find_head
 
-DEFAULT_CHUNK = 16
-"""Small chunks stay in cache on CPUs: larger ones were slower on every network measured (docs/engine.md)."""
+DEFAULT_CHUNK = 32
+"""Small enough to stay near the cache of a CPU, large enough to hide the cost of dispatching operations (docs/engine.md)."""
 
 
 class RowEngine:
