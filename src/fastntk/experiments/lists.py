@@ -15,9 +15,7 @@ FULL = Method("full", "full")
 RETRAIN = Method("retrain", "retrain")
 FAST_NTK = Method("fast-ntk", "fast-ntk")
 REPLAY = Method("tangent-replay", "tangent-replay")
-POLISH = Method("tangent-replay polish", "tangent-replay", {"polish": 4})
-PLAIN = (FULL, FAST_NTK, REPLAY, RETRAIN)
-CORE = (FULL, FAST_NTK, REPLAY, POLISH, RETRAIN)
+CORE = (FULL, FAST_NTK, REPLAY, RETRAIN)
 
 CALTECH_50 = (
     "Faces", "Leopards", "Motorbikes", "airplanes", "bonsai", "brain", "buddha", "butterfly", "car_side", "chandelier",
@@ -60,7 +58,7 @@ VIT = Setting(
     requests=ONE_CLASS,
     seeds=(0, 1),
     extra_retrain_seeds=(2,),
-    methods=PLAIN,
+    methods=CORE,
     note="Images of 56 pixels and 6 epochs, so that it finishes on two cores.",
 )
 
@@ -75,7 +73,7 @@ UNLEARNING: tuple[Setting, ...] = (
         requests=ONE_CLASS,
         seeds=(0, 1),
         extra_retrain_seeds=(2,),
-        methods=PLAIN,
+        methods=CORE,
     ),
     VIT,
     replace(
