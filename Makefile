@@ -40,6 +40,7 @@ bench: $(ALL)
 
 tables: $(CORE)
 	$(BIN)/python -m fastntk.experiments tables unlearning
+	$(BIN)/python -m benchmarks.report results/bench
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

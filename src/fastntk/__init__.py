@@ -11,8 +11,6 @@ Names are imported on first use, so that ``import fastntk`` and ``fastntk --help
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from fastntk.tangent import jacobian
     from fastntk.training import fit, predict
     from fastntk.tuning import Subset, tune
-    from fastntk.unlearn import Linearisation, Unlearned, linearise_run, unlearn
-    from fastntk.unlearn.saved import load_result, save_result
+    from fastntk.unlearning import Linearisation, Unlearned, linearise_run, unlearn
+    from fastntk.unlearning.saved import load_result, save_result
 
 __version__ = "0.1.0"
 
@@ -65,29 +63,29 @@ _HOMES = {
     "BudgetError": "errors",
     "ForgetRequest": "data",
     "InputError": "errors",
-    "Linearisation": "unlearn",
+    "Linearisation": "unlearning",
     "Plan": "planning",
     "Recipe": "recipe",
     "Run": "run",
     "Samples": "data",
     "Split": "data",
     "Subset": "tuning",
-    "Unlearned": "unlearn",
+    "Unlearned": "unlearning",
     "build_model": "models",
     "fit": "training",
     "input_spec": "models",
     "jacobian": "tangent",
-    "linearise_run": "unlearn",
-    "load_result": "unlearn.saved",
+    "linearise_run": "unlearning",
+    "load_result": "unlearning.saved",
     "load_run": "bundle",
     "load_source": "data",
     "parse_classes": "data.request",
     "plan": "planning",
     "predict": "training",
-    "save_result": "unlearn.saved",
+    "save_result": "unlearning.saved",
     "save_run": "bundle",
     "tune": "tuning",
-    "unlearn": "unlearn",
+    "unlearn": "unlearning",
 }
 
 
@@ -108,18 +106,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
-
-
-class _Package(ModuleType):
-    """Keeps public names from being hidden by sub-packages.
-
-    ``unlearn`` is a function here and a sub-package beside it. Importing the sub-package assigns it to this module's
-    attribute, at a moment that depends on who imports what first; that assignment is dropped.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

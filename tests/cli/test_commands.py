@@ -25,8 +25,8 @@ from fastntk.cli.app import app
 from fastntk.cli.finetune import finetune, portable
 from fastntk.cli.output import duration
 from fastntk.manifest import read_manifest
-from fastntk.unlearn import METHODS
-from fastntk.unlearn.saved import load_result
+from fastntk.unlearning import METHODS
+from fastntk.unlearning.saved import load_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]
 

@@ -21,8 +21,8 @@ from fastntk.cli.method_options import method_options
 from fastntk.cli.request import parse_bytes
 from fastntk.errors import InputError
 from fastntk.manifest import read_manifest
-from fastntk.unlearn import validity
-from fastntk.unlearn.saved import load_result, save_result
+from fastntk.unlearning import validity
+from fastntk.unlearning.saved import load_result, save_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 
@@ -257,7 +257,7 @@ def test_estimates_count_every_method(run: Any) -> None:
 CHECK = """
 import sys, fastntk, fastntk.cli.app
 assert "torch" not in sys.modules, "torch was imported"
-from fastntk.unlearn.saved import save_result
+from fastntk.unlearning.saved import save_result
 missing = [name for name in fastntk.__all__ if not hasattr(fastntk, name)]
 assert not missing, missing
 assert set(fastntk.__all__) <= set(dir(fastntk))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fastntk.data import Samples
     from fastntk.run import Run
-    from fastntk.unlearn import Unlearned
+    from fastntk.unlearning import Unlearned
 
 MODEL, WEIGHTS = "resnet20", "cifar100"
 SOURCE: dict[str, Any] = {"data": "digits@train", "images_per_class": 60, "only_classes": None}
@@ -104,8 +104,8 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Sam
 
 def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> list[dict[str, Any]]:
     """Both requests by every method, from one linearisation; keep the digit's tangent replay as ``result``."""
-    from fastntk.unlearn import linearise_run, unlearn
-    from fastntk.unlearn.saved import save_result
+    from fastntk.unlearning import linearise_run, unlearn
+    from fastntk.unlearning.saved import save_result
 
     images = single_images(run)
     asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [

@@ -18,7 +18,7 @@ _WORDS = {"true": True, "false": False}
 
 def method_options(method: str, given: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """The options to call a method with: named ones that were ``given`` (None = not), and ``key=value`` texts."""
-    from fastntk.unlearn import METHODS
+    from fastntk.unlearning import METHODS
 
     call = METHODS.get(method)
     if call is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fastntk.data import Samples
     from fastntk.run import Run
-    from fastntk.unlearn import Unlearned
+    from fastntk.unlearning import Unlearned
 
 
 def unlearn(
@@ -65,8 +65,8 @@ def unlearn(
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
     from fastntk.cli.method_options import method_options
-    from fastntk.unlearn import unlearn as forget
-    from fastntk.unlearn.saved import load_result, save_result
+    from fastntk.unlearning import unlearn as forget
+    from fastntk.unlearning.saved import load_result, save_result
 
     given = {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     options = method_options(method, given, option or [])
@@ -183,7 +183,7 @@ def _is_result(folder: Path) -> bool:
     """Whether a folder is a result; a run is never replaced by one."""
     from fastntk.errors import InputError
     from fastntk.manifest import read_manifest
-    from fastntk.unlearn.saved import RESULT
+    from fastntk.unlearning.saved import RESULT
 
     try:
         return bool(read_manifest(folder, kinds=(RESULT,)))

@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace) -> int:
     from fastntk.atomic import write_file
+    from fastntk.experiments.headline import filled, headline
     from fastntk.experiments.lists import EXPERIMENTS
     from fastntk.experiments.pages import page
 
@@ -92,6 +93,12 @@ def _tables(options: argparse.Namespace) -> int:
     name = "unlearning" if options.name == "single" else options.name
     write_file(target, page(name, EXPERIMENTS[name], single=single, out=options.out).encode(), overwrite=True)
     print(f"wrote {target}")
+    readme = options.docs.parent / "README.md"
+    if name == "unlearning" and readme.exists():
+        first = EXPERIMENTS[name][0]
+        made = filled(readme.read_text("utf-8"), headline(first, folder=options.out / name / first.name))
+        write_file(readme, made.encode(), overwrite=True)
+        print(f"wrote {readme}")
     return 0
 
 

@@ -30,7 +30,7 @@ from fastntk.models.card import tensor_digest
 from fastntk.run import Run
 from fastntk.training import predict, train
 from fastntk.tuning import Subset, tune
-from fastntk.unlearn.baselines import retrain
+from fastntk.unlearning.baselines import retrain
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk.audit import accuracy, mean_loss, recovered, relearn, total_variation
+from fastntk.auditing import accuracy, mean_loss, recovered, relearn, total_variation
 from fastntk.data import Split
 from fastntk.experiments.bench import Bench
 from fastntk.experiments.setting import Request

@@ -34,7 +34,7 @@ from fastntk.experiments.records import (
     write_record,
 )
 from fastntk.experiments.setting import Method, Request, Setting, digest_of
-from fastntk.unlearn import METHODS, Linearisation, linearise_run, unlearn
+from fastntk.unlearning import METHODS, Linearisation, linearise_run, unlearn
 
 SEEDED = ("max-loss", "random-label")
 """Methods that draw at random themselves: they draw with the run's seed."""

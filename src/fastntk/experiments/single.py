@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk.audit import margins, mean_loss
+from fastntk.auditing import margins, mean_loss
 from fastntk.experiments import costs
 from fastntk.experiments.bench import Bench, open_bench
 from fastntk.experiments.environment import environment
@@ -25,7 +25,7 @@ from fastntk.experiments.lists import REMOVALS
 from fastntk.experiments.records import SCHEMA, check_folder, has_record, without, write_record
 from fastntk.experiments.runner import LINEARISED, SEEDED, check_methods, describe_setting
 from fastntk.experiments.setting import Setting, digest_of
-from fastntk.unlearn import Linearisation, linearise_run, unlearn
+from fastntk.unlearning import Linearisation, linearise_run, unlearn
 
 
 def run(

@@ -22,8 +22,8 @@ from fastntk.errors import InputError
 from fastntk.manifest import read_manifest
 from fastntk.models.card import tensor_digest
 from fastntk.run import Run
-from fastntk.unlearn.linearisation import working_copy
-from fastntk.unlearn.result import Unlearned
+from fastntk.unlearning.linearisation import working_copy
+from fastntk.unlearning.result import Unlearned
 
 RESULT = "result"
 

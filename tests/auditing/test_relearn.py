@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastntk.audit import relearn
+from fastntk.auditing import relearn
 from fastntk.data import Samples
 from fastntk.errors import InputError
 from fastntk.tuning import Subset

@@ -6,7 +6,7 @@ Both replays start at the anchor and follow the same batches, schedule, optimise
 fine-tuning (:func:`fastntk.recipe.descend`); they see the network only through the stored rows. What the stand-in gets wrong
 in both cancels in the difference.
 
-Which model of the path (:mod:`fastntk.unlearn.path`)? The replay of all samples should end at θ. Its miss, relative to
+Which model of the path (:mod:`fastntk.unlearning.path`)? The replay of all samples should end at θ. Its miss, relative to
 ‖θ − w0‖, needs no retrained model: ``auto`` takes ``product`` unless it misses by over 1.25 times what ``tangent`` does (chosen
 on development settings: product is nearer to Retrain at equal misses).
 
@@ -30,8 +30,8 @@ from fastntk.models import logits
 from fastntk.recipe import Recipe, Resume, batch_loss, descend
 from fastntk.training import fast_layout, training_mode
 from fastntk.tuning import Subset
-from fastntk.unlearn.linearisation import Linearisation
-from fastntk.unlearn.path import Path, PathName, path_models
+from fastntk.unlearning.linearisation import Linearisation
+from fastntk.unlearning.path import Path, PathName, path_models
 
 PREFERENCE = 1.25
 

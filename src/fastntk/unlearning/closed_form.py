@@ -30,7 +30,7 @@ from fastntk.errors import InputError
 from fastntk.linalg import HeadRows, MatrixFree, PrimalCholesky, Solution, choose, solve
 from fastntk.linalg.memory import available_memory
 from fastntk.tangent import TangentOperator
-from fastntk.unlearn.linearisation import Linearisation
+from fastntk.unlearning.linearisation import Linearisation
 
 DAMPING = 1e-2
 DEFAULT_RANK = 256

@@ -12,7 +12,7 @@ from fastntk.run import Run
 from fastntk.tuning import Subset
 
 if TYPE_CHECKING:
-    from fastntk.unlearn.linearisation import Linearisation
+    from fastntk.unlearning.linearisation import Linearisation
 
 
 @dataclass(frozen=True, eq=False)

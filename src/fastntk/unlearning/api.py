@@ -23,14 +23,14 @@ from fastntk.data import ForgetRequest, Split
 from fastntk.errors import InputError
 from fastntk.recipe import Recipe
 from fastntk.run import Run
-from fastntk.unlearn.baselines import push_away, retrain
-from fastntk.unlearn.closed_form import DAMPING, ScaleFit, closed_form
-from fastntk.unlearn.linearisation import Linearisation, Point, RowsAt, linearise_run, working_copy
-from fastntk.unlearn.path import PathName
-from fastntk.unlearn.replay import finish, tangent_replay
-from fastntk.unlearn.residue import outside_report, renew_statistics
-from fastntk.unlearn.result import Unlearned
-from fastntk.unlearn.validity import check_step
+from fastntk.unlearning.baselines import push_away, retrain
+from fastntk.unlearning.closed_form import DAMPING, ScaleFit, closed_form
+from fastntk.unlearning.linearisation import Linearisation, Point, RowsAt, linearise_run, working_copy
+from fastntk.unlearning.path import PathName
+from fastntk.unlearning.replay import finish, tangent_replay
+from fastntk.unlearning.residue import outside_report, renew_statistics
+from fastntk.unlearning.result import Unlearned
+from fastntk.unlearning.validity import check_step
 
 
 @dataclass

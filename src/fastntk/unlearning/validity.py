@@ -24,7 +24,7 @@ from fastntk.run import Run
 from fastntk.tangent import TangentOperator
 from fastntk.training import predict
 from fastntk.tuning import Subset
-from fastntk.unlearn.linearisation import Linearisation, working_copy
+from fastntk.unlearning.linearisation import Linearisation, working_copy
 
 SEARCH = 0.6
 RETRAIN = 0.8

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastntk.audit.metrics import mean_loss
+from fastntk.auditing.metrics import mean_loss
 from fastntk.data import Samples
 from fastntk.errors import InputError
 from fastntk.models import logits

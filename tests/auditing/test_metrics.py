@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fastntk.audit import accuracy, margins, mean_loss, recovered, total_variation
+from fastntk.auditing import accuracy, margins, mean_loss, recovered, total_variation
 from fastntk.errors import InputError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [1.0, 0.0, 0.5]])

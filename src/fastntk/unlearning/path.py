@@ -14,7 +14,7 @@ h_0 and h_θ the head's features at the anchor and at θ.
 
 ``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists. Neither wins
 everywhere: where the features change beyond recognition, ``product`` goes astray. The replay of *all* samples should end at
-θ, which is known, so :mod:`fastntk.unlearn.replay` tries both and looks.
+θ, which is known, so :mod:`fastntk.unlearning.replay` tries both and looks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fastntk.errors import InputError
 from fastntk.linalg import HeadRows
-from fastntk.unlearn.linearisation import Linearisation
+from fastntk.unlearning.linearisation import Linearisation
 
 PathName = Literal["auto", "tangent", "product"]
 Path = Callable[[Tensor, Tensor], Tensor]

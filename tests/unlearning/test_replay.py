@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.errors import InputError
-from fastntk.unlearn.path import path_models
-from fastntk.unlearn.replay import _chosen
-from fastntk.unlearn.validity import RETRAIN
+from fastntk.unlearning.path import path_models
+from fastntk.unlearning.replay import _chosen
+from fastntk.unlearning.validity import RETRAIN
 
 
 def small_data(n: int = 60, classes: int = 4, *, dtype: torch.dtype = torch.float32) -> fastntk.Samples:

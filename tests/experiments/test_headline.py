@@ -1,0 +1,37 @@
+"""The README's table: between its marks, from records, and nothing invented where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastntk.errors import InputError
+from fastntk.experiments.headline import END, START, filled, headline
+from fastntk.experiments.lists import UNLEARNING
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_only_what_is_between_the_marks_is_replaced() -> None:
+    page = f"before\n{START}\nold\n{END}\nafter\n"
+    assert filled(page, "new\n") == f"before\n{START}\nnew\n{END}\nafter\n"
+    assert filled(filled(page, "new\n"), "new\n") == filled(page, "new\n")
+    with pytest.raises(InputError, match="needs one"):
+        filled("no marks", "new")
+
+
+def test_no_records_no_figures(tmp_path: Path) -> None:
+    assert headline(UNLEARNING[0], folder=tmp_path) == "Not run yet.\n"
+
+
+def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
+    """`make tables` again, byte for byte."""
+    from fastntk.experiments.lists import SINGLE
+    from fastntk.experiments.pages import page
+
+    first, folder = UNLEARNING[0], ROOT / "results" / "unlearning"
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert filled(readme, headline(first, folder=folder / first.name)) == readme
+    made = page("unlearning", UNLEARNING, single=SINGLE, out=ROOT / "results")
+    assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
