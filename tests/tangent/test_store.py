@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -212,19 +213,20 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond 2 kB: what a quota does."""
+    """No file of this process may grow beyond 2 kB: what a quota does. Only around the call: pytest writes files too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_real_limit_leaves_nothing_behind(tmp_path: Path) -> None:
     checked, inputs = engine(), images(60)
-    with pytest.raises(BudgetError, match=r"is full.*nothing was left behind"):
+    with pytest.raises(BudgetError, match=r"is full.*nothing was left behind"), small_files():
         stored_rows(checked, inputs, tmp_path / "deep" / "rows")
     assert list(tmp_path.iterdir()) == []
 
