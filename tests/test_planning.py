@@ -36,7 +36,7 @@ def small_run(*, recipe: Recipe | None = Recipe(epochs=3, batch_size=8)) -> fast
 
 def sizes(**changes: int) -> Sizes:
     plain = Sizes(
-        samples=1000, retain=900, classes=10, parameters=2026, body=1376, features=64, itemsize=4, chunk=16,
+        samples=1000, retain=900, classes=10, parameters=2026, body=1376, features=64, itemsize=4, chunk=20,
         input_copy=0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
@@ -53,7 +53,7 @@ def test_a_small_run_has_a_sane_plan_and_is_left_as_it_was() -> None:
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     made = plan(run, classes=[0], memory_budget=10**9, disk_budget=10**9)
     assert made.sizes == Sizes(
-        samples=20, retain=15, classes=4, parameters=40, body=12, features=6, itemsize=4, chunk=16,
+        samples=20, retain=15, classes=4, parameters=40, body=12, features=6, itemsize=4, chunk=20,
         input_copy=20 * 3 * 8 * 8 * 4,
     )  # fmt: skip
     assert made.sizes.stored == 20 * (4 * 12 + 6) * 4

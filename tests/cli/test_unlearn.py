@@ -48,7 +48,7 @@ def run(run_folder: Path) -> fastntk.Run:
 def result_folder(run_folder: Path) -> Path:
     out = run_folder.parent / "result"
     made = command("unlearn", run_folder, "--classes", "0", "--method", "tangent-replay", "--out", out)
-    assert made.exit_code == 0, made.output
+    assert made.exit_code in (0, 3), made.output
     return out
 
 
@@ -103,7 +103,7 @@ def test_requests_chain_over_folders(run_folder: Path, result_folder: Path, run:
     extra = run.data.ids[int((run.data.labels == 1).nonzero()[0])]
     options = ["--method", "tangent-replay", "--out", tmp_path / "second"]
     made = command("unlearn", run_folder, "--after", result_folder, "--ids", extra, *options)
-    assert made.exit_code == 0, made.output
+    assert made.exit_code in (0, 3), made.output  # 3: written, but on twelve digits the verdict may be "retrain instead"
     both = fastntk.unlearn(run, classes=[0], ids=[extra], method="tangent-replay")
     chained = load_result(tmp_path / "second", run)
     assert torch.equal(chained.split.forget, both.split.forget)

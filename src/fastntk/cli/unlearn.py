@@ -167,6 +167,8 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
     if "error" in validity:
         errors = ", ".join(f"{name} {value:.2f}" for name, value in validity["error"].items())
         facts["validity"] = f"{verdict} (relative error of the predicted logits: {errors})"
+    if validity.get("reasons"):
+        facts["because"] = "; ".join(validity["reasons"])
     if "replay_miss" in details:
         facts["replay miss"] = f"{percent(details['replay_miss'])} of the fine-tuning's own length, on all data"
     facts["BN statistics"] = details["batch_norm_statistics"]
@@ -174,7 +176,7 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
     output.say(f"Done in {duration(record['seconds'])}")
     output.facts(facts)
     if verdict == "retrain instead":
-        output.say("The network does not do what its linear model predicts for this step: retrain instead.")
+        output.say("This step is not to be trusted, for the reason given: retrain instead.")
         return False
     return True
 

@@ -7,7 +7,8 @@ each of three sets (retained samples, forgotten samples, and a probe batch of in
 
 0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the step
 length is searched. The result says "retrain instead" where, after that, the error on the retained samples is above ``RETRAIN``,
-the retained samples lost more than ``DROP`` of their accuracy (Retrain fits them at least as well as before), or the replay of
+the retained samples lost more than ``DROP`` of their accuracy and more than ``FEW`` of them went wrong (Retrain fits them at
+least as well as before), or the replay of
 all samples missed θ by more than ``MISS`` of the way.
 """
 
@@ -29,6 +30,8 @@ from fastntk.unlearning.linearisation import Linearisation, working_copy
 SEARCH = 0.6
 RETRAIN = 0.8
 DROP = 0.05
+FEW = 2
+"""Of a handful of retained samples, this many may go wrong without that meaning anything."""
 MISS = 0.5
 LENGTHS = (1.0, 0.75, 0.5, 0.25, 1.25)
 MOST = 256
@@ -79,7 +82,8 @@ def check_step(
     reasons = []
     if final.get("retain", 0.0) > RETRAIN:
         reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")
-    if before - after > DROP:
+    looked_at = len(_some(split.retain))
+    if (before - after) * looked_at > max(DROP * looked_at, FEW):
         reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
     if miss > MISS:
         reasons.append(f"the replay of all samples missed the trained weights by {miss:.2f} of the way")
