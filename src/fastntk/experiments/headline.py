@@ -42,7 +42,7 @@ def headline(setting: Setting, *, folder: Path) -> str:
     if not seeds:
         return "Not run yet.\n"
     note = (
-        f"`{setting.model}`, {setting.images_per_class} images per class, means over up to {len(seeds)} seeds. *Distance*: "
+        f"`{setting.model}`, {setting.images_per_class} images per class, means over the seeds run so far. *Distance*: "
         "total variation of the class probabilities on forgotten / hold-out images to Retrains of other seeds, in units of the "
         "distance between two such Retrains: 1 is indistinguishable. *Cost*: CPU time over Retrain's, for a first request and "
         "*again*, for a further one."
@@ -55,7 +55,15 @@ def _cells(request: Request, row: Row) -> list[str]:
     relearn = f">{row.cap}" if row.relearn_censored else f"{row.relearn.mean:.1f}"
     distance = " / ".join(_times(row.multiple("others", where)) for where in ("forget", "holdout"))
     costs = [row.ratio_with_rows.mean, row.ratio_without_rows.mean if row.uses_rows else None]
-    return [request.title, row.method.label, *percent, relearn, distance, *("–" if c is None else f"{c:.2f}" for c in costs)]
+    return [
+        request.title,
+        row.method.label,
+        str(len(row.seeds)),
+        *percent,
+        relearn,
+        distance,
+        *("–" if c is None else f"{c:.2f}" for c in costs),
+    ]
 
 
 def _times(value: float | None) -> str:
