@@ -36,10 +36,15 @@ def fastntk_command(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def _default_interrupt() -> None:
+    """A shell's background job ignores Ctrl-C and its children inherit that; these tests are about a user's Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fastntk.cli", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    return subprocess.Popen(command, text=True, env=environment, stdout=-1, stderr=-1, **options)
+    return subprocess.Popen(command, text=True, env=environment, stdout=-1, stderr=-1, preexec_fn=_default_interrupt, **options)
 
 
 @pytest.fixture(scope="module")
