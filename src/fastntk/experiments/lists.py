@@ -64,17 +64,9 @@ VIT = Setting(
 
 UNLEARNING: tuple[Setting, ...] = (
     RESNET,
-    replace(RESNET, name="resnet20-200", images_per_class=200, requests=ONE_CLASS, seeds=(0, 1, 2), methods=CORE),
+    replace(RESNET, name="resnet20-200", images_per_class=200, requests=ONE_CLASS, methods=CORE),
     MOBILENET,
-    replace(
-        RESNET,
-        name="resnet20-500",
-        images_per_class=500,
-        requests=ONE_CLASS,
-        seeds=(0, 1),
-        extra_retrain_seeds=(2,),
-        methods=CORE,
-    ),
+    replace(RESNET, name="resnet20-500", images_per_class=500, requests=ONE_CLASS, seeds=(0, 1, 2), methods=CORE),
     VIT,
     replace(
         VIT,
