@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fastntk.data import ForgetRequest, Samples, Split, load_source
     from fastntk.data.request import parse_classes
     from fastntk.errors import BudgetError, InputError
-    from fastntk.models import build_model, input_spec
+    from fastntk.models import InputSpec, build_model, input_spec
     from fastntk.planning import Plan, plan
     from fastntk.recipe import Recipe
     from fastntk.run import Run
     from fastntk.tangent import jacobian
     from fastntk.training import fit, predict
-    from fastntk.tuning import Subset, tune
+    from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Linearisation, Unlearned, linearise_run, unlearn
     from fastntk.unlearning.saved import load_result, save_result
 
@@ -34,6 +34,7 @@ __all__ = [
     "BudgetError",
     "ForgetRequest",
     "InputError",
+    "InputSpec",
     "Linearisation",
     "Plan",
     "Recipe",
@@ -50,11 +51,13 @@ __all__ = [
     "load_result",
     "load_run",
     "load_source",
+    "load_tuned",
     "parse_classes",
     "plan",
     "predict",
     "save_result",
     "save_run",
+    "save_tuned",
     "tune",
     "unlearn",
 ]
@@ -63,6 +66,7 @@ _HOMES = {
     "BudgetError": "errors",
     "ForgetRequest": "data",
     "InputError": "errors",
+    "InputSpec": "models",
     "Linearisation": "unlearning",
     "Plan": "planning",
     "Recipe": "recipe",
@@ -79,11 +83,13 @@ _HOMES = {
     "load_result": "unlearning.saved",
     "load_run": "bundle",
     "load_source": "data",
+    "load_tuned": "tuning",
     "parse_classes": "data.request",
     "plan": "planning",
     "predict": "training",
     "save_result": "unlearning.saved",
     "save_run": "bundle",
+    "save_tuned": "tuning",
     "tune": "tuning",
     "unlearn": "unlearning",
 }
