@@ -24,13 +24,14 @@ from fastntk.data import ForgetRequest, Samples, Split, load_source
 from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
 from fastntk.errors import InputError
-from fastntk.experiments.setting import Request, Setting, digest_of, locate, slug
+from fastntk.experiments.loading import chosen_classes, load_rest
+from fastntk.experiments.setting import REST, Request, Setting, digest_of, locate, slug
 from fastntk.models import build_model, card_of, input_spec
 from fastntk.models.card import tensor_digest
 from fastntk.run import Run
 from fastntk.training import predict, train
 from fastntk.tuning import Subset, tune
-from fastntk.unlearning.baselines import retrain
+from fastntk.unlearning.methods.retrain import retrain_in_place as retrain
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +114,9 @@ class Bench:
 def open_bench(setting: Setting, *, shared: Path, work: Path) -> Bench:
     """Build the model and load the data."""
     source = locate(setting.data, shared)
-    chosen = {"images_per_class": setting.images_per_class, "only_classes": setting.only_classes}
-    classes = select(open_source(source), **chosen).classes  # type: ignore[arg-type]
+    catalog = open_source(source)
+    kept = chosen_classes(setting, catalog.names)
+    classes = select(catalog, images_per_class=setting.images_per_class, only_classes=kept).classes
     weights = None if setting.weights is None else locate(setting.weights, shared)
     model = build_model(setting.model, num_classes=len(classes), weights=weights, image_size=setting.image_size)
     subset = tune(
@@ -125,8 +127,11 @@ def open_bench(setting: Setting, *, shared: Path, work: Path) -> Bench:
         seed=setting.prompt_seed,
     )
     spec = input_spec(model)
-    samples = load_source(source, spec=spec, **chosen)  # type: ignore[arg-type]
-    holdout = load_source(locate(setting.holdout, shared), spec=spec, classes=samples.classes)
+    samples = load_source(source, spec=spec, images_per_class=setting.images_per_class, only_classes=kept)
+    if setting.holdout == REST:
+        holdout = load_rest(catalog, samples, spec=spec, most=setting.holdout_per_class)
+    else:
+        holdout = load_source(locate(setting.holdout, shared), spec=spec, classes=samples.classes)
     return Bench(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work))
 
 

@@ -1,41 +1,42 @@
-"""The paper's plain baselines: ``retrain``, ``full``, ``max-loss`` and ``random-label``, on the run's tuned subset.
+"""The paper's two plain baselines, on the forgotten samples alone, by SGD with momentum.
 
-``retrain`` is the reference everything is compared with: the run's recipe from its anchor, without the forgotten
-samples, in the run's own batch order. ``full`` does nothing. ``max-loss`` ascends the loss of the forgotten samples;
-``random-label`` descends the loss of the forgotten samples under labels drawn uniformly from the other classes.
+``max-loss`` ascends their loss; ``random-label`` descends their loss under labels drawn uniformly from the other classes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fastntk.data import Samples
 from fastntk.errors import InputError
 from fastntk.models import logits
-from fastntk.recipe import Recipe
-from fastntk.training import eval_mode, fast_layout, train
+from fastntk.training import eval_mode, fast_layout
 from fastntk.tuning import Subset
+from fastntk.unlearning.linearisation import working_copy
+from fastntk.unlearning.task import Outcome, Task
 
 
-def retrain(
-    model: nn.Module,
-    subset: Subset,
-    anchor: Tensor,
-    samples: Samples,
-    keep: Tensor,
-    recipe: Recipe,
-    *,
-    seed: int | None,
-) -> list[dict[str, float]]:
-    """Train ``model`` in place from the anchor on the kept samples; return the history."""
-    subset.set(anchor)
-    recipe = recipe if seed is None else dataclasses.replace(recipe, seed=seed)
-    return train(model, subset, samples, recipe, keep=keep, description="retraining")
+def max_loss(task: Task, *, epochs: int = 2, lr: float = 1e-2, batch_size: int = 64, seed: int = 0) -> Outcome:
+    """Ascend the loss of the forgotten samples."""
+    return _pushed(task, random_labels=False, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
+
+
+def random_label(task: Task, *, epochs: int = 5, lr: float = 1e-2, batch_size: int = 64, seed: int = 0) -> Outcome:
+    """Descend the loss of the forgotten samples under random other labels."""
+    return _pushed(task, random_labels=True, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
+
+
+def _pushed(task: Task, *, random_labels: bool, **options: Any) -> Outcome:
+    work = working_copy(task.run)
+    subset = task.run.subset.on(work)
+    if len(task.split.forget):
+        push_away(work, subset, task.run.data.subset(task.split.forget), random_labels=random_labels, **options)
+    return Outcome(subset.get(), dict(options))
 
 
 def push_away(

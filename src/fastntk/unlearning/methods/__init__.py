@@ -1,0 +1,20 @@
+"""The methods behind ``unlearn(run, method=…)``: a small file each, with the one signature ``method(task, *, …) -> Outcome``."""
+
+from collections.abc import Callable
+
+from fastntk.unlearning.methods.fast_ntk import fast_ntk
+from fastntk.unlearning.methods.push_away import max_loss, random_label
+from fastntk.unlearning.methods.retrain import full, retrain
+from fastntk.unlearning.methods.tangent_replay import tangent_replay
+from fastntk.unlearning.task import Outcome
+
+METHODS: dict[str, Callable[..., Outcome]] = {
+    "fast-ntk": fast_ntk,
+    "tangent-replay": tangent_replay,
+    "retrain": retrain,
+    "full": full,
+    "max-loss": max_loss,
+    "random-label": random_label,
+}
+
+__all__ = ["METHODS"]

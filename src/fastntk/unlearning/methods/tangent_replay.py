@@ -1,0 +1,54 @@
+"""``tangent-replay``: the recipe replayed in the linearised model; see :mod:`fastntk.unlearning.replay` and docs/method.md."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fastntk.unlearning.linearisation import Point, RowsAt, working_copy
+from fastntk.unlearning.methods.stepped import stepped
+from fastntk.unlearning.path import PathName
+from fastntk.unlearning.replay import finish
+from fastntk.unlearning.replay import tangent_replay as replay
+from fastntk.unlearning.task import Outcome, Task
+
+
+def tangent_replay(
+    task: Task,
+    *,
+    path: PathName = "auto",
+    polish: int = 0,
+    at: Point = "trained",
+    rows: RowsAt = "auto",
+    folder: str | Path | None = None,
+    memory_budget: int | None = None,
+    chunk: int | None = None,
+    validate: bool = True,
+) -> Outcome:
+    """The recipe replayed in the linearised model, with and without the forget set."""
+    recipe = task.recipe
+    lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
+    made = replay(lin, task.run.data.labels, task.split, recipe, path=path, polish=polish)
+    task.stages["replay"] = made.seconds
+    details = made.details()
+    if recipe.bn_stats == "update":
+        details["note"] = "the recipe trained on batch statistics, the replay on the final ones: an approximation"
+    target = lin.theta + made.delta
+    predicted = lambda batch: made.model(batch, target)
+    outcome = stepped(task, lin, made.delta, details, predicted, validate=validate, miss=details["replay_miss"])
+    if made.resume is None:
+        return outcome
+    started = time.perf_counter()
+    work = working_copy(task.run)
+    vector = finish(
+        work,
+        task.run.subset.on(work),
+        task.run.data,
+        recipe,
+        start=outcome.vector,
+        anchor=lin.anchor,
+        keep=task.keep,
+        resume=made.resume,
+    )
+    task.stages["polish"] = time.perf_counter() - started
+    return Outcome(vector, outcome.details | {"polish": polish})
