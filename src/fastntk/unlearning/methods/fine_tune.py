@@ -1,0 +1,31 @@
+"""``fine-tune``: go on training, without the forgotten samples, and hope that the rest is forgotten by itself.
+
+    min_w  L_r(w) + wd/2·‖w − w0‖²,    from θ
+
+The weakest idea worth comparing with: a model that already fits D_r has little reason to move.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fastntk.progress import track
+from fastntk.recipe import Schedule
+from fastntk.unlearning.methods.descent import RANGES, Descent, batches, unmoved
+from fastntk.unlearning.methods.ranges import checked
+from fastntk.unlearning.task import Outcome, Task
+
+
+def fine_tune(
+    task: Task, *, epochs: int = 5, lr: float = 2e-3, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
+) -> Outcome:
+    """A few more epochs on the retained samples alone. An empty request moves nothing."""
+    options = checked("fine-tune", RANGES, locals())
+    if not len(task.split.forget):
+        return unmoved(task, options)
+    retain = task.split.retain
+    descent = Descent(task, lr=lr, schedule=schedule, steps=epochs * math.ceil(len(retain) / batch_size), seed=seed)
+    for _ in track(range(epochs), "fine-tuning on the retained samples"):
+        for batch in batches(retain, batch_size, descent.retain_draws):
+            descent.step(descent.loss(batch))
+    return descent.outcome(options)
