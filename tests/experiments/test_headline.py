@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from committed import committed
 
 from fastntk.errors import InputError
 from fastntk.experiments.headline import END, START, filled, headline
@@ -29,9 +30,10 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     """`make tables` again, byte for byte."""
     from fastntk.experiments.lists import SINGLE
     from fastntk.experiments.pages import page
+    from fastntk.experiments.records import setting_folder
 
-    first, folder = UNLEARNING[0], ROOT / "results" / "unlearning"
+    first, results = UNLEARNING[0], committed(tmp_path)
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert filled(readme, headline(first, folder=folder / first.name)) == readme
-    made = page("unlearning", UNLEARNING, single=SINGLE, out=ROOT / "results")
+    assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
+    made = page("unlearning", UNLEARNING, single=SINGLE, out=results)
     assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")

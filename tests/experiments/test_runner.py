@@ -44,7 +44,7 @@ VARYING = ("timings", "environment", "wall", "cpu", "rows_wall")
 
 
 def run(setting: Setting, out: Path, *, most: int | None = None) -> int:
-    steps = plan([setting], experiment="unlearning", out=out, work=out / "work")
+    steps = plan([setting], out=out, work=out / "work")
     run_steps(steps[:most], shared=Path("nowhere"), work=out / "work", say=lambda text: None)
     return len(steps)
 
@@ -66,7 +66,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_record_holds_what_a_method_is_judged_by(finished: Path) -> None:
-    record = json.loads((finished / "unlearning/tiny/class-0/tangent-replay-seed100.json").read_text())
+    record = json.loads((finished / "records/tiny/class-0/tangent-replay-seed100.json").read_text())
     assert set(record["accuracy"]) == {"full", "method", "retrain"}
     assert set(record["total_variation"]["holdout"]["other_seeds"]) == {"101", "102"}
     assert set(record["retrain_spread"]["forget"]) == {"100-101", "100-102", "101-102"}
@@ -80,7 +80,7 @@ def test_a_record_holds_what_a_method_is_judged_by(finished: Path) -> None:
 
 
 def test_full_and_retrain_bound_the_measures(finished: Path) -> None:
-    folder = finished / "unlearning/tiny/random-20pct-draw100"
+    folder = finished / "records/tiny/random-20pct-draw100"
     full = json.loads((folder / "full-seed100.json").read_text())
     retrain = json.loads((folder / "retrain-seed100.json").read_text())
     assert full["recovered"] == 0
@@ -92,7 +92,7 @@ def test_full_and_retrain_bound_the_measures(finished: Path) -> None:
 
 
 def test_nothing_is_run_twice(finished: Path) -> None:
-    assert plan([TINY], experiment="unlearning", out=finished, work=finished / "elsewhere") == []
+    assert plan([TINY], out=finished, work=finished / "elsewhere") == []
 
 
 @pytest.mark.parametrize("stop", [1, 5, 10])
@@ -104,7 +104,7 @@ def test_stopped_and_resumed_gives_the_same(finished: Path, tmp_path: Path, stop
 
 def test_a_step_that_fails_leaves_nothing_half_done(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(finished, tmp_path / "copy")
-    target = tmp_path / "copy/unlearning/tiny/class-0/fast-ntk-seed100.json"
+    target = tmp_path / "copy/records/tiny/class-0/fast-ntk-seed100.json"
     target.unlink()
     before = sorted(path.name for path in (tmp_path / "copy").rglob("*"))
 
@@ -127,8 +127,8 @@ def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(finished: Pat
     assert len(rows) == 2
     assert all("[1.00×]" in row for row in rows)
     assert "not run" not in text
-    shutil.copytree(finished / "unlearning", tmp_path / "unlearning")
-    (tmp_path / "unlearning/tiny/class-0/fast-ntk-seed100.json").unlink()
+    shutil.copytree(finished / "records", tmp_path / "records")
+    (tmp_path / "records/tiny/class-0/fast-ntk-seed100.json").unlink()
     lines = [line for line in document(tmp_path).splitlines() if line.startswith("| fast-ntk |")]
     assert lines[0] == "| fast-ntk |" + " not run |" * 14
     assert "not run" not in lines[1]
@@ -137,19 +137,19 @@ def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(finished: Pat
 def test_another_configuration_is_refused(finished: Path, tmp_path: Path) -> None:
     other = dataclasses.replace(TINY, recipe=Recipe(epochs=3, batch_size=4))
     with pytest.raises(InputError, match="made by another configuration"):
-        plan([other], experiment="unlearning", out=finished, work=finished / "work")
+        plan([other], out=finished, work=finished / "work")
     relabelled = dataclasses.replace(TINY, methods=(Method("fast-ntk", "fast-ntk", {"damping": 0.5}),))
     with pytest.raises(InputError, match="another method, options or request"):
-        plan([relabelled], experiment="unlearning", out=finished, work=finished / "work")
-    shutil.copytree(finished / "unlearning", tmp_path / "unlearning")
-    (tmp_path / "unlearning/tiny/setting.json").unlink()
+        plan([relabelled], out=finished, work=finished / "work")
+    shutil.copytree(finished / "records", tmp_path / "records")
+    (tmp_path / "records/tiny/setting.json").unlink()
     with pytest.raises(InputError, match=r"records but no setting\.json"):
-        plan([TINY], experiment="unlearning", out=tmp_path, work=tmp_path / "work")
+        plan([TINY], out=tmp_path, work=tmp_path / "work")
 
 
 def test_more_methods_and_requests_can_be_added(finished: Path) -> None:
     more = dataclasses.replace(TINY, methods=(*TINY.methods, Method("damped", "fast-ntk", {"damping": 0.5})))
-    steps = plan([more], experiment="unlearning", out=finished, work=finished / "work")
+    steps = plan([more], out=finished, work=finished / "work")
     assert [step.kind for step in steps] == ["record", "record"]
 
 
@@ -164,10 +164,10 @@ def test_weights_trained_on_other_data_are_refused(finished: Path) -> None:
 def test_options_nobody_has_are_refused_before_any_work(tmp_path: Path) -> None:
     wrong = dataclasses.replace(TINY, methods=(Method("x", "fast-ntk", {"shine": 1}),))
     with pytest.raises(InputError, match=r"row 'x': 'fast-ntk' has no option \['shine'\]; it takes: damping"):
-        plan([wrong], experiment="unlearning", out=tmp_path, work=tmp_path)
+        plan([wrong], out=tmp_path, work=tmp_path)
     wrong = dataclasses.replace(TINY, methods=(Method("x", "wish"),))
     with pytest.raises(InputError, match="unknown method 'wish'; methods: fast-ntk"):
-        plan([wrong], experiment="unlearning", out=tmp_path, work=tmp_path)
+        plan([wrong], out=tmp_path, work=tmp_path)
 
 
 def test_single_removals_resume_and_correlate(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
 from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
+from fastntk.cli.reproduce import reproduce
 from fastntk.cli.unlearn import unlearn
 from fastntk.errors import InputError
 
@@ -62,7 +63,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (demo, finetune, plan, unlearn, info, pretrain):
+for command in (demo, finetune, plan, unlearn, info, pretrain, reproduce):
     app.command()(command)
 
 

@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
         for setting in settings:
             single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
         return 0
-    steps = plan(settings, experiment=options.name, out=options.out, work=work)
+    steps = plan(settings, out=options.out, work=work)
     for setting in settings:
         mine = [step for step in steps if step.setting == setting]
         kinds = ", ".join(f"{sum(step.kind == kind for step in mine)} {kind}s" for kind in ("fit", "retrain", "record"))
@@ -87,6 +87,7 @@ def _tables(options: argparse.Namespace) -> int:
     from fastntk.experiments.headline import filled, headline
     from fastntk.experiments.lists import EXPERIMENTS
     from fastntk.experiments.pages import page
+    from fastntk.experiments.records import setting_folder
 
     target = options.docs / ("results-unlearning.md" if options.name != "development" else "results-development.md")
     single = EXPERIMENTS["single"] if options.name != "development" else ()
@@ -96,7 +97,7 @@ def _tables(options: argparse.Namespace) -> int:
     readme = options.docs.parent / "README.md"
     if name == "unlearning" and readme.exists():
         first = EXPERIMENTS[name][0]
-        made = filled(readme.read_text("utf-8"), headline(first, folder=options.out / name / first.name))
+        made = filled(readme.read_text("utf-8"), headline(first, folder=setting_folder(options.out, first.name)))
         write_file(readme, made.encode(), overwrite=True)
         print(f"wrote {readme}")
     return 0

@@ -2,6 +2,7 @@
 
     <work>/<model>-<training digest>/fit-seed<k>.safetensors
     <work>/<model>-<training digest>/retrain-<request>-seed<k>.safetensors
+    <work>/<model>-<training digest>/<method>-<request>-seed<k>.safetensors     unlearned, for probes
 
 Each holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
 pre-trained weights is refused. The one model of a bench is moved from vector to vector; nobody else may hold on to it.
@@ -106,8 +107,7 @@ class Bench:
         if path.exists():
             return read_vector(path, identity=identity)
         made = self.train(seed, keep)
-        header = {"identity": identity, "wall": repr(made.wall), "cpu": repr(made.cpu), "threads": str(made.threads)}
-        write_file(path, save({"vector": made.vector}, metadata=header), overwrite=True)
+        write_vector(path, made, identity=identity)
         return made
 
 
@@ -148,6 +148,12 @@ def fit_file(seed: int) -> str:
 def retrain_file(request: Request, seed: int) -> str:
     """The name of a retraining's file."""
     return f"retrain-{request.name}-seed{seed}.safetensors"
+
+
+def write_vector(path: Path, made: Trained, *, identity: str) -> None:
+    """Keep a tuned vector and what it was made from."""
+    header = {"identity": identity, "wall": repr(made.wall), "cpu": repr(made.cpu), "threads": str(made.threads)}
+    write_file(path, save({"vector": made.vector}, metadata=header), overwrite=True)
 
 
 def read_vector(path: Path, *, identity: str) -> Trained:

@@ -38,6 +38,11 @@ def record_seconds(setting: Setting, request: Request, method: Method) -> float:
     return relearn + predict + own + polish
 
 
+def probe_seconds(setting: Setting) -> float:
+    """One model's features and its probe."""
+    return 0.4 * _of(setting, STEP, UNKNOWN_STEP) * (images(setting) + 1000) + 5.0
+
+
 def images(setting: Setting) -> int:
     """Training images, as far as the setting says."""
     return (setting.images_per_class or 100) * _classes(setting)

@@ -1,7 +1,8 @@
 """The experiments: settings as data, cheapest and most telling first.
 
-``UNLEARNING`` is reported. ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds
-(100 and up), another random draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time.
+``UNLEARNING`` is reported; the paper's tables (:mod:`fastntk.experiments.cells`) select from its settings and add to them.
+``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
+draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ RETRAIN = Method("retrain", "retrain")
 FAST_NTK = Method("fast-ntk", "fast-ntk")
 REPLAY = Method("tangent-replay", "tangent-replay")
 CORE = (FULL, FAST_NTK, REPLAY, RETRAIN)
+MAX_LOSS = Method("max-loss", "max-loss")
+RANDOM_LABEL = Method("random-label", "random-label")
+PAPER = (FULL, MAX_LOSS, RANDOM_LABEL, FAST_NTK, REPLAY, RETRAIN)
+"""The paper's methods and ``tangent-replay``."""
 
 CALTECH_50 = (
     "Faces", "Leopards", "Motorbikes", "airplanes", "bonsai", "brain", "buddha", "butterfly", "car_side", "chandelier",
@@ -35,6 +40,8 @@ RESNET = Setting(
     methods=CORE,
 )
 ONE_CLASS = (Request("class", 0),)
+RESNET_200 = replace(RESNET, name="resnet20-200", images_per_class=200, requests=ONE_CLASS)
+RESNET_500 = replace(RESNET, name="resnet20-500", images_per_class=500, requests=ONE_CLASS, seeds=(0, 1, 2))
 MOBILENET = replace(
     RESNET,
     name="mobilenetv2-100",
@@ -61,22 +68,16 @@ VIT = Setting(
     methods=CORE,
     note="Images of 56 pixels and 6 epochs, so that it finishes on two cores.",
 )
-
-UNLEARNING: tuple[Setting, ...] = (
-    RESNET,
-    replace(RESNET, name="resnet20-200", images_per_class=200, requests=ONE_CLASS, methods=CORE),
-    MOBILENET,
-    replace(RESNET, name="resnet20-500", images_per_class=500, requests=ONE_CLASS, seeds=(0, 1, 2), methods=CORE),
+VIT_50X20 = replace(
     VIT,
-    replace(
-        VIT,
-        name="vit-caltech-50x20",
-        only_classes=None,
-        images_per_class=20,
-        image_size=42,
-        note="Images of 42 pixels and 6 epochs, so that it finishes on two cores: rows take 51 passes here.",
-    ),
+    name="vit-caltech-50x20",
+    only_classes=None,
+    images_per_class=20,
+    image_size=42,
+    note="Images of 42 pixels and 6 epochs, so that it finishes on two cores: rows take 51 passes here.",
 )
+
+UNLEARNING: tuple[Setting, ...] = (RESNET, RESNET_200, MOBILENET, RESNET_500, VIT, VIT_50X20)
 
 DEVELOPMENT: tuple[Setting, ...] = (
     replace(

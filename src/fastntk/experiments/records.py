@@ -1,8 +1,9 @@
 """Records on disk: JSON written whole or not at all, and folders that belong to one configuration.
 
-    <out>/<experiment>/<setting>/setting.json                       the configuration and its digest
-    <out>/<experiment>/<setting>/<request>/<method>-seed<k>.json    one record
+    <out>/records/<setting>/setting.json                       the configuration and its digest
+    <out>/records/<setting>/<request>/<method>-seed<k>.json    one record
 
+Records belong to settings: experiments and tables are selections from this one pool, and share what they have in common.
 Nothing here knows torch or what a record means.
 """
 
@@ -18,6 +19,17 @@ from fastntk.errors import InputError
 
 SCHEMA = 1
 SETTING_FILE = "setting.json"
+POOL = "records"
+OLDER_POOLS = ("unlearning", "development")
+"""Where records lay when each experiment had its own folder; a setting that lies there is used there."""
+
+
+def setting_folder(out: Path, name: str) -> Path:
+    """The folder of a setting's records; refuses a setting that lies in two places."""
+    found = [out / pool / name for pool in (POOL, *OLDER_POOLS) if (out / pool / name / SETTING_FILE).exists()]
+    if len(found) > 1:
+        raise InputError(f"Records of {name} lie in {' and in '.join(map(str, found))}: bring them together in the first.")
+    return found[0] if found else out / POOL / name
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

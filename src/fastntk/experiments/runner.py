@@ -19,9 +19,19 @@ from typing import Any, Literal
 
 import torch
 
+from fastntk.data import Split
 from fastntk.errors import InputError
 from fastntk.experiments import costs
-from fastntk.experiments.bench import Bench, Trained, fit_file, open_bench, retrain_file, vector_folder
+from fastntk.experiments.bench import (
+    Bench,
+    Trained,
+    fit_file,
+    open_bench,
+    read_vector,
+    retrain_file,
+    vector_folder,
+    write_vector,
+)
 from fastntk.experiments.environment import environment
 from fastntk.experiments.measure import Scene
 from fastntk.experiments.records import (
@@ -30,6 +40,7 @@ from fastntk.experiments.records import (
     check_folder,
     has_record,
     read_record,
+    setting_folder,
     without,
     write_record,
 )
@@ -46,27 +57,29 @@ class Step:
     """One file to make, and roughly how many seconds that takes."""
 
     setting: Setting
-    kind: Literal["fit", "retrain", "record"]
+    kind: Literal["fit", "retrain", "record", "probe"]
     seed: int
     target: Path
     seconds: float
     request: Request | None = None
     method: Method | None = None
+    probe: str | None = None
 
     @property
     def title(self) -> str:
         """In words."""
-        parts = [self.setting.name, self.request and self.request.name, self.method.label if self.method else self.kind]
+        what = f"probe {self.probe}" if self.probe else self.method.label if self.method else self.kind
+        parts = [self.setting.name, self.request and self.request.name, what]
         return " · ".join([part for part in parts if part] + [f"seed {self.seed}"])
 
 
-def plan(settings: Sequence[Setting], *, experiment: str, out: Path, work: Path) -> list[Step]:
+def plan(settings: Sequence[Setting], *, out: Path, work: Path) -> list[Step]:
     """The steps that are missing, in order; refuses, before any work, folders and options that do not fit."""
     steps: list[Step] = []
     for setting in settings:
         check_methods(setting)
-        check_folder(out / experiment / setting.name, setting.digest)
-        missing = list(_missing(setting, out / experiment / setting.name))
+        check_folder(setting_folder(out, setting.name), setting.digest)
+        missing = list(_missing(setting, setting_folder(out, setting.name)))
         folder = vector_folder(setting, work)
         seconds = costs.training_seconds(setting)
         fits = {step.seed for step in missing if step.seed in setting.seeds}
@@ -121,6 +134,11 @@ def record_digest(setting: Setting, request: Request, method: Method, seed: int)
     return digest_of([setting.digest, asked, method.method, dict(method.options), seed])
 
 
+def probe_digest(setting: Setting, request: Request, label: str, seed: int) -> str:
+    """What decides one record of a probe."""
+    return digest_of([setting.digest, [request.kind, request.value, request.draw_seed], "probe", label, seed])
+
+
 def run_steps(
     steps: Sequence[Step], *, shared: Path, work: Path, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
 ) -> None:
@@ -159,11 +177,13 @@ class Desk:
         if step.kind == "retrain":
             self.bench.retrained(step.request, step.seed)
             return
-        assert step.method is not None
         if self.seed != step.seed:
             self.seed, self.linearisations = step.seed, {}
         folder = step.target.parent.parent
         describe_setting(folder, self.bench)
+        if step.probe is not None:
+            write_record(step.target, self.probe(step))
+            return
         if step.request.name not in self.scenes:
             self.scenes[step.request.name] = Scene(self.bench, step.request)
         write_record(step.target, self.record(step, self.scenes[step.request.name]))
@@ -175,26 +195,43 @@ class Desk:
         assert method is not None
         retrain = self.bench.retrained(request, step.seed)
         fitted = self.bench.fitted(step.seed) if step.seed in setting.seeds else None
-        vector, details, timings = self.apply(method, request, scene, step.seed)
-        return {
-            "schema": SCHEMA,
-            "setting": setting.name,
-            "configuration": setting.digest,
-            "digest": record_digest(setting, request, method, step.seed),
-            "request": {"kind": request.kind, "value": request.value, "draw_seed": request.draw_seed}
-            | {"name": request.name, "forget": len(scene.split.forget), "retain": len(scene.split.retain)},
-            "label": method.label,
-            "method": method.method,
-            "options": dict(method.options),
-            "seed": step.seed,
-            "environment": environment(),
-            "timings": {"fit": fitted and cost(fitted), "retrain": cost(retrain)} | timings | ratios(timings, retrain),
-            "details": details,
-        } | scene.measure(scene.view(vector), step.seed)
+        vector, details, timings = self.apply(method, request, step.seed)
+        return (
+            head_of(step, record_digest(setting, request, method, step.seed), scene.split)
+            | {
+                "label": method.label,
+                "method": method.method,
+                "options": dict(method.options),
+                "timings": {"fit": fitted and cost(fitted), "retrain": cost(retrain)} | timings | ratios(timings, retrain),
+                "details": details,
+            }
+            | scene.measure(scene.view(vector), step.seed)
+        )
 
-    def apply(
-        self, method: Method, request: Request, scene: Scene, seed: int
-    ) -> tuple[torch.Tensor, dict[str, Any], dict[str, Any]]:
+    def probe(self, step: Step) -> dict[str, Any]:
+        """The JSON-able record of one model's probe; a method's vector is computed where an earlier record did not keep it."""
+        from fastntk.experiments.probing import probe_figures
+
+        setting, request, label = step.setting, step.request, step.probe
+        assert request is not None
+        assert label is not None
+        vector = None
+        method = next((method for method in setting.methods if method.label == label), None)
+        if method is not None:
+            identity, path = self._kept(method, request, step.seed)
+            known = path.exists() and method.method in LINEARISED
+            vector = read_vector(path, identity=identity).vector if known else self.apply(method, request, step.seed)[0]
+        digest = probe_digest(setting, request, label, step.seed)
+        found = head_of(step, digest, self.bench.split(request)) | {"kind": "probe", "label": label}
+        return found | probe_figures(self.bench, request, label=label, vector=vector, seed=step.seed)
+
+    def _kept(self, method: Method, request: Request, seed: int) -> tuple[str, Path]:
+        """Identity and place of an unlearned vector."""
+        bench = self.bench
+        identity = digest_of([bench.identity, record_digest(bench.setting, request, method, seed)])
+        return identity, bench.folder / f"{method.slug}-{request.name}-seed{seed}.safetensors"
+
+    def apply(self, method: Method, request: Request, seed: int) -> tuple[torch.Tensor, dict[str, Any], dict[str, Any]]:
         """The method's tuned vector, its details without times, and its times."""
         if method.method == "full":
             return self.bench.fitted(seed).vector, {}, {"method": {"wall": 0.0, "cpu": 0.0}, "rows": None}
@@ -216,7 +253,11 @@ class Desk:
             "rows": shared and cost(shared[1]),
             "peak_memory_bytes": result.details["peak_memory_bytes"],
         }
-        return result.subset.get(), without(result.details, "seconds", "peak_memory_bytes"), times
+        vector = result.subset.get()
+        if shared:
+            identity, path = self._kept(method, request, seed)
+            write_vector(path, Trained(vector, result.seconds, cpu, torch.get_num_threads()), identity=identity)
+        return vector, without(result.details, "seconds", "peak_memory_bytes"), times
 
     def linearised(self, at: str, seed: int) -> tuple[Linearisation, Trained]:
         """The rows of the seed's run, made once, and what they cost."""
@@ -226,6 +267,22 @@ class Desk:
             cpu = time.process_time() - cpu
             self.linearisations[at] = made, Trained(made.theta, made.seconds, cpu, torch.get_num_threads())
         return self.linearisations[at]
+
+
+def head_of(step: Step, digest: str, split: Split) -> dict[str, Any]:
+    """What every record says of itself."""
+    request = step.request
+    assert request is not None
+    return {
+        "schema": SCHEMA,
+        "setting": step.setting.name,
+        "configuration": step.setting.digest,
+        "digest": digest,
+        "request": {"kind": request.kind, "value": request.value, "draw_seed": request.draw_seed}
+        | {"name": request.name, "forget": len(split.forget), "retain": len(split.retain)},
+        "seed": step.seed,
+        "environment": environment(),
+    }
 
 
 def cost(made: Trained) -> dict[str, Any]:

@@ -26,6 +26,10 @@ SHARED = "{shared}"
 """Stands for the folder of data and weights in paths, so that a digest does not depend on where it lies."""
 
 
+REST = "rest"
+"""A hold-out set of the images that training leaves."""
+
+
 class Method(NamedTuple):
     """A row of a table: its label, the method of ``fastntk.unlearn`` behind it, and that method's options."""
 
@@ -80,9 +84,13 @@ class Request:
 class Setting:
     """One network on one data set by one recipe, and what is asked of it.
 
-    ``data``, ``holdout`` and ``weights`` may contain ``{shared}``. The recipe's seed is replaced by each of ``seeds``;
-    Retrain also runs with ``extra_retrain_seeds``, so that its seed-to-seed spread rests on enough pairs. Prompts are drawn with
-    ``prompt_seed`` in every run: the anchor is the same for all seeds. ``stand_in`` says what the setting replaces, if anything.
+    ``data``, ``holdout`` and ``weights`` may contain ``{shared}``. With ``class_draw``, an int ``only_classes`` is that many
+    classes drawn at random with this seed, in drawn order, instead of the first ones. ``holdout=REST`` takes the images of the
+    same classes that training leaves, at most ``holdout_per_class`` of each: for sources without a split of their own.
+
+    The recipe's seed is replaced by each of ``seeds``; Retrain also runs with ``extra_retrain_seeds``, so that its
+    seed-to-seed spread rests on enough pairs. Prompts are drawn with ``prompt_seed`` in every run: the anchor is the same for
+    all seeds. ``stand_in`` says what the setting replaces, if anything.
     """
 
     name: str
@@ -95,6 +103,8 @@ class Setting:
     methods: tuple[Method, ...]
     images_per_class: int | None = None
     only_classes: tuple[str, ...] | int | None = None
+    class_draw: int | None = None
+    holdout_per_class: int | None = None
     image_size: int | None = None
     tune: str = "norm+head"
     prompt_length: int = 10
@@ -109,6 +119,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.recipe.bn_stats != "frozen":
             raise InputError(f"{self.name}: the runner keeps tuned vectors only, so BatchNorm statistics must be frozen.")
+        if self.class_draw is not None and not isinstance(self.only_classes, int):
+            raise InputError(f"{self.name}: class_draw draws a number of classes; only_classes is {self.only_classes!r}.")
         slugs = [method.slug for method in self.methods]
         if len(set(slugs)) < len(slugs) or len(set(self.retrain_seeds)) < len(self.retrain_seeds):
             raise InputError(f"{self.name}: labels of methods and seeds must be different; got {slugs}, {self.retrain_seeds}.")
@@ -134,7 +146,9 @@ class Setting:
         names = ("model", "weights", "image_size", "data", "only_classes", "images_per_class", "tune")
         chosen = {name: getattr(self, name) for name in names}
         prompts = {"length": self.prompt_length, "blocks": self.prompt_blocks, "seed": self.prompt_seed}
-        return chosen | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
+        # Named only where it is used, so that settings from before it keep their digests.
+        drawn = {} if self.class_draw is None else {"class_draw": self.class_draw}
+        return chosen | drawn | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
 
     @property
     def training_digest(self) -> str:
@@ -144,8 +158,10 @@ class Setting:
     @property
     def configuration(self) -> dict[str, Any]:
         """JSON-able: all that decides a record besides request, method and seed."""
+        most = {} if self.holdout_per_class is None else {"holdout_per_class": self.holdout_per_class}
         return self.training | {
             "holdout": self.holdout,
+            **most,
             "retrain_seeds": list(self.retrain_seeds),
             "relearn": {"cap": self.relearn_cap},
         }

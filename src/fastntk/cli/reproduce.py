@@ -1,0 +1,126 @@
+"""``fastntk reproduce``: one of the paper's tables, run where records are missing and written beside the published figures."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastntk.cli.options import Json, Threads, use_threads
+from fastntk.cli.output import Output, duration, progress
+
+if TYPE_CHECKING:
+    from fastntk.experiments.cells import Cell
+    from fastntk.experiments.runner import Step
+
+SHARED = "FASTNTK_SHARED"
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="table1, table2, table3 or table4.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of records and tables; goes on where it stopped.")],
+    models: Annotated[str | None, typer.Option("--models", help="Only these, joined by commas; --plan lists them.")] = None,
+    images_per_class: Annotated[
+        str | None, typer.Option("--images-per-class", help="Only these sizes, joined by commas; names optional cells too.")
+    ] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Only cells with so many classes, joined by commas.")] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="Only these rows, joined by commas.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds (default: each cell's own number).")] = None,
+    real: Annotated[bool, typer.Option("--real", help="The paper's own settings, on the public data and weights.")] = False,
+    data_root: Annotated[
+        Path, typer.Option("--data-root", "--shared", envvar=SHARED, help="Folder with data/ and weights/.")
+    ] = Path("../shared"),
+    work: Annotated[Path | None, typer.Option("--work", help="Folder of trained weights (default: DIR/work).")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would run and how long, and stop.")] = False,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Reproduce one of the paper's tables: run the cells that are missing, then write them beside the paper's figures.
+
+    One record a cell, method and seed is kept in DIR/records; a run that was stopped, even killed, goes on from there.
+    Without --real the cells are those that two CPU cores can do; what replaces the paper's network or data is labelled.
+
+    Examples:
+
+    fastntk reproduce table1 --out results --plan
+
+    fastntk reproduce table1 --models resnet20 --images-per-class 100 --seeds 3 --out results
+
+    fastntk reproduce table2 --real --models vit_small --data-root /data/public --out results
+    """
+    from fastntk.experiments.runner import run_steps
+    from fastntk.experiments.selection import select_cells
+    from fastntk.experiments.tables import plan_cells
+
+    output = Output(as_json=json)
+    cells = select_cells(
+        table,
+        models=_words(models),
+        images_per_class=_numbers("--images-per-class", images_per_class),
+        classes=_numbers("--classes", classes),
+        methods=_words(methods),
+        seeds=seeds,
+        real=real,
+    )
+    use_threads(threads)
+    work = work or out / "work"
+    steps = plan_cells(cells, out=out, work=work)
+    record = _announce(output, cells, steps)
+    if plan:
+        output.finish({"command": "reproduce", "table": table, "plan": record})
+        return
+    try:
+        with progress():
+            run_steps(steps, shared=data_root, work=work)
+            written: list[Path] = []
+    except KeyboardInterrupt:
+        # What is finished is kept as records; nothing half-done remains.
+        print(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    output.finish(
+        {"command": "reproduce", "table": table, "ran": len(steps), "written": [str(path) for path in written]},
+        wrote=", ".join(map(str, written)),
+    )
+
+
+def _announce(output: Output, cells: tuple[Cell, ...], steps: list[Step]) -> list[dict[str, object]]:
+    """Print a row a cell: what is missing and about how long it takes."""
+    rows: list[dict[str, object]] = []
+    for cell in cells:
+        mine = [step for step in steps if step.setting.name == cell.setting.name]
+        rows.append(
+            {
+                "model": cell.model,
+                "setting": cell.setting.name,
+                "stand_in": cell.stand_in,
+                "seeds": len(cell.setting.seeds),
+                "trainings": sum(step.kind in ("fit", "retrain") for step in mine),
+                "records": sum(step.kind not in ("fit", "retrain") for step in mine),
+                "seconds": sum(step.seconds for step in mine),
+            }
+        )
+    columns = ("setting", "model", "seeds", "trainings", "records", "about")
+    lines = [[*(row[name] for name in columns[:-1]), duration(float(str(row["seconds"])))] for row in rows]
+    output.table(columns, lines)
+    seconds = sum(step.seconds for step in steps)
+    output.say(f"{len(steps)} steps to do, about {duration(seconds)} on two CPU cores (rough; corrected as it runs).")
+    return rows
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    from fastntk.errors import InputError
+
+    words = _words(text)
+    if words is None:
+        return None
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise InputError(f"{option}: expected whole numbers joined by commas, got {', '.join(wrong)}.")
+    return [int(word) for word in words]
