@@ -4,6 +4,7 @@ model  = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
 subset = fastntk.tune(model, "norm+head")
 run    = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=20))
 result = fastntk.unlearn(run, classes=[0], method="tangent-replay")
+record = fastntk.audit(run, result, holdout=holdout, reference="retrain")
 
 Names are imported on first use, so that ``import fastntk`` and ``fastntk --help`` do not wait for torch.
 """
@@ -14,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fastntk.auditing import audit
     from fastntk.bundle import load_run, save_run
     from fastntk.data import ForgetRequest, Samples, Split, load_source
     from fastntk.data.request import parse_classes
@@ -43,6 +45,7 @@ __all__ = [
     "Split",
     "Subset",
     "Unlearned",
+    "audit",
     "build_model",
     "fit",
     "input_spec",
@@ -75,6 +78,7 @@ _HOMES = {
     "Split": "data",
     "Subset": "tuning",
     "Unlearned": "unlearning",
+    "audit": "auditing",
     "build_model": "models",
     "fit": "training",
     "input_spec": "models",

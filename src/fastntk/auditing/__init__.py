@@ -1,6 +1,21 @@
-"""Evidence on an unlearned model: how it answers, how it compares with Retrain, how fast it learns the data again."""
+"""Evidence on an unlearned model: how it answers, how it compares with Retrain, what an attacker can tell."""
 
+from fastntk.auditing.api import audit
+from fastntk.auditing.distances import agreement, jensen_shannon, tug_of_war, weight_distance
 from fastntk.auditing.metrics import accuracy, margins, mean_loss, recovered, total_variation
 from fastntk.auditing.relearn import Relearned, relearn
 
-__all__ = ["Relearned", "accuracy", "margins", "mean_loss", "recovered", "relearn", "total_variation"]
+__all__ = [
+    "Relearned",
+    "accuracy",
+    "agreement",
+    "audit",
+    "jensen_shannon",
+    "margins",
+    "mean_loss",
+    "recovered",
+    "relearn",
+    "total_variation",
+    "tug_of_war",
+    "weight_distance",
+]

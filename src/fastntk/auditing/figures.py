@@ -1,0 +1,300 @@
+"""The one table of figures: what each is called, means, should be, and where it stands in the record.
+
+Definitions in records, names in ``--require`` and the rows that the command line prints are all made from it. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LIKE, LOWER, HIGHER = "like retrain", "lower", "higher"
+MODELS = ("unlearned", "retrain", "full")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure. ``key`` names its definition, ``name`` is what requirements call it (None: not for requirements).
+
+    ``paths``: where the record has it for ``unlearned``, ``retrain``, ``full``, and as ``spread`` between two Retrains.
+    ``needs``: options of the audit without which it does not exist.
+    """
+
+    key: str
+    title: str
+    definition: str
+    better: str
+    unit: str
+    name: str | None = None
+    paths: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> bool:
+        """Whether requirements give it in points (per cent)."""
+        return self.key.startswith("accuracy.")
+
+
+def _by_model(key: str, name: str | None, title: str, definition: str, better: str, unit: str, **more: Any) -> Figure:
+    place = more.pop("place", key)
+    paths = {model: f"{place}.{model}{more.get('leaf', '')}" for model in MODELS}
+    more.pop("leaf", None)
+    return Figure(key, title, definition, better, unit, name, paths, **more)
+
+
+def _distance(figure: str, name: str, title: str, definition: str, better: str, unit: str) -> Figure:
+    paths = {"unlearned": f"distances.same_seed.{figure}", "full": f"distances.full.{figure}"}
+    paths["spread"] = f"distances.retrain_spread.{figure}"
+    return Figure(f"distances.{figure}", title, definition, better, unit, name, paths, needs=("reference",))
+
+
+_WHERE = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
+
+
+def _table() -> list[Figure]:
+    figures = []
+    for where, word in _WHERE.items():
+        text = f"Share of the {word} samples that the model names rightly."
+        figures.append(_by_model(f"accuracy.{where}", f"{where}_accuracy", f"Accuracy, {word} samples", text, LIKE, "fraction"))
+    for part, word in (("forgotten", "of the classes wholly forgotten"), ("kept", "of the classes that stay")):
+        key = f"holdout_{part}_classes"
+        text = f"Accuracy on the held-out samples {word}."
+        figures.append(_by_model(f"accuracy.{key}", f"{key}_accuracy", f"Accuracy, held-out {word}", text, LIKE, "fraction"))
+    for where, word in _WHERE.items():
+        text = f"Mean cross-entropy of the {word} samples."
+        figures.append(_by_model(f"loss.{where}", f"{where}_loss", f"Loss, {word} samples", text, LIKE, "nats"))
+    figures.append(
+        _by_model(
+            "relearn.epochs",
+            "relearn_epochs",
+            "Relearning",
+            "Epochs of Adam on the forgotten samples, tuned subset only, until their mean loss is below the threshold; "
+            "null with censored = true where the cap was not enough. Fewer than Retrain needs means that memory was left.",
+            LIKE,
+            "epochs",
+            place="relearn",
+            leaf=".epochs",
+        )
+    )
+    for where, word in _WHERE.items():
+        figures.append(
+            _by_model(
+                f"probes.linear_probe.{where}",
+                f"probe_{where}_accuracy",
+                f"Linear probe, {word} samples",
+                "Accuracy of a logistic regression on the frozen features before the head, fitted on all training samples "
+                f"(retained and forgotten) with their labels, on the {word} samples.",
+                LIKE,
+                "fraction",
+                place="probes.linear_probe",
+                leaf=f".{where}",
+                needs=("probes",),
+            )
+        )
+    figures.append(
+        Figure("probes.own_head", "Own head", "Accuracy of the model with its own head, beside the probe's.", LIKE, "fraction")
+    )
+    for where in ("forget", "holdout"):
+        word = _WHERE[where]
+        figures += [
+            _distance(
+                f"total_variation.{where}",
+                f"total_variation_{where}",
+                f"Total variation, {word} samples",
+                f"Mean over the {word} samples of half the summed absolute differences between the class probabilities of "
+                "this model and of Retrain.",
+                LOWER,
+                "fraction",
+            ),
+            _distance(
+                f"jensen_shannon.{where}",
+                f"jensen_shannon_{where}",
+                f"Jensen–Shannon, {word} samples",
+                f"Mean Jensen–Shannon divergence between the class probabilities of this model and of Retrain on the {word} "
+                "samples.",
+                LOWER,
+                "nats",
+            ),
+            _distance(
+                f"agreement.{where}",
+                f"agreement_{where}",
+                f"Agreement, {word} samples",
+                f"Share of the {word} samples to which this model and Retrain give the same answer.",
+                HIGHER,
+                "fraction",
+            ),
+        ]
+    figures += [
+        _distance(
+            "weights",
+            "weights",
+            "Weights",
+            "Distance of the tuned weights to Retrain's, relative to the length of Retrain's own way from the anchor.",
+            LOWER,
+            "ratio",
+        ),
+        _distance(
+            "recovered",
+            "recovered",
+            "Recovered",
+            "Share of the way from Full's mean loss on the forgotten samples to Retrain's: 1 is as Retrain, less is memory "
+            "left, more is pushed further than never having seen them.",
+            LIKE,
+            "ratio",
+        ),
+        _distance(
+            "tug_of_war",
+            "tug_of_war",
+            "Tug-of-war",
+            "Product over forgotten, retained and held-out samples of 1 less the difference in accuracy to Retrain.",
+            HIGHER,
+            "fraction",
+        ),
+    ]
+    attack = "membership.population"
+    against = "a logistic regression that tells forgotten from unseen samples by loss, confidence, entropy and margin"
+    figures += [
+        _by_model(
+            f"{attack}.auc",
+            "attack_auc",
+            "Population attack, AUC",
+            f"Area under the curve of {against}, on samples it was not fitted on; 0.5 is no better than guessing.",
+            LIKE,
+            "fraction",
+            place=attack,
+            leaf=".auc",
+            needs=("membership",),
+        ),
+        _by_model(
+            f"{attack}.tpr_at_1pct_fpr",
+            "attack_tpr",
+            "Population attack, TPR at 1 % FPR",
+            f"Share of the forgotten samples found by {against}, where it is wrong on at most 1 % of the unseen ones.",
+            LIKE,
+            "fraction",
+            place=attack,
+            leaf=".tpr_at_1pct_fpr",
+            needs=("membership",),
+        ),
+        _by_model(
+            "membership.u_lira.auc",
+            "u_lira_auc",
+            "U-LiRA, AUC",
+            "Area under the curve of a per-sample likelihood-ratio test between many unlearned and many retrained models; "
+            "0.5 means that they cannot be told apart.",
+            LOWER,
+            "fraction",
+            place="membership.u_lira",
+            leaf=".auc",
+            needs=("ensemble",),
+        ),
+        _by_model(
+            "membership.u_lira.tpr_at_1pct_fpr",
+            "u_lira_tpr",
+            "U-LiRA, TPR at 1 % FPR",
+            "Share of answers of unlearned models that the same test finds where it is wrong on at most 1 % of retrained ones.",
+            LOWER,
+            "fraction",
+            place="membership.u_lira",
+            leaf=".tpr_at_1pct_fpr",
+            needs=("ensemble",),
+        ),
+        _by_model(
+            "membership.klom.mean",
+            "klom",
+            "KLoM, mean",
+            "Mean over the forgotten samples of the KL divergence between histograms of the margin under unlearned and under "
+            "retrained models; compare with the value of Retrain against Retrain, which is not 0.",
+            LOWER,
+            "nats",
+            place="membership.klom",
+            leaf=".mean",
+            needs=("ensemble",),
+        ),
+        _by_model(
+            "membership.klom.p95",
+            "klom_p95",
+            "KLoM, 95th percentile",
+            "The same divergence for the sample at the 95th percentile.",
+            LOWER,
+            "nats",
+            place="membership.klom",
+            leaf=".p95",
+            needs=("ensemble",),
+        ),
+    ]
+    figures += [
+        Figure(
+            "cost.seconds",
+            "Time",
+            "Wall seconds that unlearning took.",
+            LOWER,
+            "seconds",
+            "seconds",
+            {"unlearned": "cost.seconds", "retrain": "cost.retrain_seconds"},
+        ),
+        Figure(
+            "cost.ratio_to_retrain",
+            "Time relative to Retrain",
+            "Seconds of unlearning over seconds of Retrain on this machine.",
+            LOWER,
+            "ratio",
+            "cost_ratio",
+            {"unlearned": "cost.ratio_to_retrain"},
+            needs=("reference",),
+        ),
+        Figure(
+            "cost.peak_memory_bytes",
+            "Peak memory",
+            "Most memory that the process which unlearned had held until then.",
+            LOWER,
+            "bytes",
+        ),
+        Figure("flow", "Prediction flow", "How many forgotten samples of each true class get which answer.", LIKE, "count"),
+        Figure(
+            "loss_histogram",
+            "Losses",
+            "How many forgotten, retained and held-out samples have a loss between two edges; the last bin has all above.",
+            LIKE,
+            "count",
+        ),
+    ]
+    return figures
+
+
+FIGURES: tuple[Figure, ...] = tuple(_table())
+BY_NAME: dict[str, Figure] = {figure.name: figure for figure in FIGURES if figure.name is not None}
+
+
+def definitions() -> dict[str, dict[str, str]]:
+    """Title, definition, direction and unit of every figure, by key: JSON-able."""
+    return {
+        figure.key: {"title": figure.title, "definition": figure.definition, "better": figure.better, "unit": figure.unit}
+        for figure in FIGURES
+    }
+
+
+def lookup(record: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, None where any part of it is missing."""
+    value: Any = record
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def value_of(record: Mapping[str, Any], figure: Figure, model: str) -> float | None:
+    """A figure's value for ``unlearned``, ``retrain``, ``full`` or as ``spread``, in the record's unit.
+
+    Relearning that the cap did not suffice for counts as infinitely long.
+    """
+    path = figure.paths.get(model)
+    if path is None:
+        return None
+    if figure.key == "relearn.epochs" and lookup(record, path.removesuffix("epochs") + "censored"):
+        return math.inf
+    value = lookup(record, path)
+    return None if value is None else float(value)

@@ -1,0 +1,127 @@
+"""Which models an audit compares with, and whether what was handed in belongs together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from fastntk.auditing.record import names
+from fastntk.data import Samples
+from fastntk.errors import InputError
+from fastntk.run import Run
+from fastntk.training import check_samples
+from fastntk.unlearning import unlearn
+from fastntk.unlearning.result import Unlearned
+
+Reference = Unlearned | Sequence[Unlearned] | Literal["retrain"] | None
+MOST_SHARED = 0.5
+"""Of the hold-out samples, the share that may be training samples too before the set is refused."""
+
+
+def references(run: Run, result: Unlearned, reference: Reference, *, retrains: int) -> list[Unlearned]:
+    """Retrains, the one with the run's own seed first; none where no reference is wanted.
+
+    ``"retrain"`` makes it and ``retrains`` more with the seeds that follow; given ones are checked and nothing is made.
+    """
+    if reference is None:
+        return []
+    if isinstance(reference, str):
+        return _made(run, result, reference, retrains=retrains)
+    given = [reference] if isinstance(reference, Unlearned) else list(reference)
+    for item in given:
+        _check_reference(run, result, item)
+    if not given:
+        raise InputError("reference is an empty list: give None, 'retrain', or results of unlearn(..., method='retrain').")
+    own = None if run.recipe is None else run.recipe.seed
+    first = given[0].details.get("seed")
+    if first != own:
+        raise InputError(
+            f"The (first) reference must be a Retrain with the run's own seed {own}, so that only the data differs; it has seed "
+            f"{first}. Make it with unlearn(run, ..., method='retrain'), or give reference='retrain'."
+        )
+    seeds = [item.details.get("seed") for item in given]
+    if len(set(seeds)) != len(seeds):
+        raise InputError(f"The references must have different seeds; got {seeds}.")
+    return given
+
+
+def _made(run: Run, result: Unlearned, word: str, *, retrains: int) -> list[Unlearned]:
+    if word != "retrain":
+        raise InputError(f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {word!r}.")
+    if run.recipe is None:
+        raise InputError(
+            "reference='retrain' repeats the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
+            "settings the model was fine-tuned with; or leave the reference out, and the record will say that there is none."
+        )
+    if retrains < 0:
+        raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
+    ids = result.forgotten.ids
+    seeds = [run.recipe.seed + step for step in range(retrains + 1)]
+    return [unlearn(run, ids=ids, method="retrain", seed=seed) for seed in seeds]
+
+
+def _check_reference(run: Run, result: Unlearned, item: object) -> None:
+    if not isinstance(item, Unlearned):
+        raise InputError(
+            f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {type(item).__name__}."
+        )
+    if item.method != "retrain":
+        raise InputError(f"The reference was made by method {item.method!r}: only a Retrain can be the reference.")
+    check_result(run, item, what="reference")
+    if not torch.equal(item.split.forget, result.split.forget):
+        raise InputError(
+            f"The reference forgot {len(item.split.forget)} samples, the result {len(result.split.forget)}, and they are not the "
+            "same ones: make the Retrain for the same request."
+        )
+
+
+def check_result(run: Run, result: Unlearned, *, what: str = "result") -> None:
+    """Refuse a result of another run."""
+    if not isinstance(result, Unlearned):
+        raise InputError(f"audit takes a result of unlearn(...); got {type(result).__name__} as the {what}.")
+    origin = result.run
+    if origin is run:
+        return
+    same = (
+        origin.subset.names == run.subset.names
+        and torch.equal(origin.subset.get(), run.subset.get())
+        and torch.equal(origin.anchor, run.anchor)
+        and origin.data.digest() == run.data.digest()
+    )
+    if not same:
+        raise InputError(f"The {what} was made from another run (other weights, anchor or data): give it with its own run.")
+
+
+def check_holdout(run: Run, holdout: Samples) -> int:
+    """Refuse a hold-out set that does not fit the model; return how many of its samples are training samples too."""
+    if not isinstance(holdout, Samples):
+        raise InputError(f"holdout must be Samples that were not trained on; got {type(holdout).__name__}.")
+    if len(holdout) == 0:
+        raise InputError("The hold-out set is empty: give samples of the same classes that were not trained on.")
+    if holdout.inputs.shape[1:] != run.data.inputs.shape[1:]:
+        raise InputError(
+            f"Hold-out inputs have shape {tuple(holdout.inputs.shape[1:])}, the run's {tuple(run.data.inputs.shape[1:])}: "
+            "prepare both in the same way."
+        )
+    classes = check_samples(run.model, holdout)
+    ours, theirs = (names(samples, classes=classes) for samples in (run.data, holdout))
+    if run.data.classes is not None and holdout.classes is not None and ours != theirs:
+        raise InputError(
+            f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it with classes=run.data.classes, which "
+            "matches labels by name."
+        )
+    seen = set(_content(run.data))
+    shared = sum(digest in seen for digest in _content(holdout))
+    if shared > MOST_SHARED * len(holdout):
+        raise InputError(
+            f"{shared} of {len(holdout)} hold-out samples are training samples of this run: give samples it never saw."
+        )
+    return shared
+
+
+def _content(samples: Samples) -> list[bytes]:
+    rows = samples.inputs.detach().cpu().contiguous()
+    return [hashlib.sha256(row.reshape(-1).view(torch.uint8).numpy().data).digest() for row in rows]

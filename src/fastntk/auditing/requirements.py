@@ -1,0 +1,137 @@
+"""Conditions that a pipeline can put on an audit: ``forget_accuracy<=retrain+1``.
+
+    condition = NAME OP EXPRESSION        OP: <=  >=  <  >  ==
+    EXPRESSION = NUMBER | REFERENCE | REFERENCE (+ | - | *) NUMBER        REFERENCE: retrain, full, spread
+
+NAME is a figure of the unlearned model; the reference is the same figure of Retrain, of Full, or its spread between two
+Retrains of different seeds (distances have that one and no ``retrain``). Accuracies are in points: ``retrain+1`` is one point
+more. Relearning that was censored counts as more epochs than any number. A figure that could not be computed passes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastntk.auditing.figures import BY_NAME, Figure, value_of
+from fastntk.errors import InputError, listing
+
+REFERENCES = ("retrain", "full", "spread")
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+_CHANGES: dict[str, Callable[[float, float], float]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+_CONDITION = re.compile(
+    rf"\s*(?P<name>\w+)\s*(?P<op><=|>=|==|<|>)\s*"
+    rf"(?:(?P<number>-?(?:{_NUMBER}))|(?P<reference>[A-Za-z_]\w*)(?:\s*(?P<change>[+*-])\s*(?P<by>{_NUMBER}))?)\s*"
+)
+_FORM = "NAME OP EXPRESSION, like forget_accuracy<=retrain+1, total_variation_forget<=spread*1.25 or retain_accuracy>=70"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition, taken apart; ``number`` alone, or ``reference`` with a change."""
+
+    text: str
+    figure: Figure
+    op: str
+    number: float
+    reference: str | None = None
+    change: str = "+"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the audit has to do for this to have a value: reference, other_seeds, ensemble, membership, probes."""
+        needs = dict.fromkeys(self.figure.needs)
+        if self.reference in ("retrain", "spread"):
+            needs["reference"] = None
+        if self.reference == "spread":
+            needs["other_seeds"] = None
+        return tuple(needs)
+
+
+def parse(text: str) -> Requirement:
+    """Take a condition apart, or say what was expected."""
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise InputError(f"Requirement {text!r} cannot be read: expected {_FORM}; OP is one of {' '.join(OPERATORS)}.")
+    figure = BY_NAME.get(match["name"])
+    if figure is None:
+        raise InputError(f"Requirement {text!r}: unknown figure {match['name']!r}. Known: {listing(BY_NAME, most=99)}.")
+    if match["number"] is not None:
+        return Requirement(text, figure, match["op"], float(match["number"]))
+    reference = match["reference"]
+    known = [name for name in REFERENCES if name in figure.paths]
+    if reference not in known:
+        raise InputError(f"Requirement {text!r}: {figure.name} is compared with a number{_or(known)}; got {reference!r}.")
+    change = match["change"] or "+"
+    return Requirement(text, figure, match["op"], float(match["by"] or 0), reference, change)
+
+
+def check_possible(requirements: Sequence[Requirement], *, given: Collection[str]) -> None:
+    """Refuse, before any work, what this audit will not compute; ``given`` are the needs it meets."""
+    advice = {
+        "reference": "needs a Retrain: give reference='retrain' (--reference retrain)",
+        "other_seeds": "needs Retrains of several seeds: give reference='retrain' with retrains ≥ 1 (--retrains 1)",
+        "ensemble": "needs an ensemble: give ensemble=K (--ensemble K)",
+        "membership": "needs the attack: leave membership on",
+        "probes": "needs the probes: leave them on",
+    }
+    for requirement in requirements:
+        for need in requirement.needs:
+            if need not in given:
+                raise InputError(f"Requirement {requirement.text!r} {advice[need]}.")
+
+
+def evaluate(requirement: Requirement, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides and whether it holds; a side that is infinite (censored) or was not computed is null. JSON-able."""
+    figure = requirement.figure
+    unit = 100.0 if figure.points else 1.0
+    left = value_of(record, figure, "unlearned")
+    right: float | None = requirement.number
+    if requirement.reference is not None:
+        base = value_of(record, figure, requirement.reference)
+        right = None if base is None else _CHANGES[requirement.change](unit * base, requirement.number)
+    if left is not None:
+        left *= unit
+    computed = left is not None and right is not None and not math.isnan(left) and not math.isnan(right)
+    passed = computed and OPERATORS[requirement.op](_rounded(left), _rounded(right))
+    return {
+        "text": requirement.text,
+        "left": _plain(left),
+        "right": _plain(right),
+        "passed": bool(passed),
+        "note": _note(left, right),
+    }
+
+
+def _rounded(value: float | None) -> float:
+    """To twelve digits, so that 60.1 points are not 60.099999999999994."""
+    assert value is not None
+    return float(f"{value:.12g}")
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _note(left: float | None, right: float | None) -> str | None:
+    for side, value in (("left", left), ("right", right)):
+        if value is None or math.isnan(value):
+            return f"the {side} side could not be computed, so the requirement is not met"
+        if math.isinf(value):
+            return f"the {side} side is censored: more epochs than the cap"
+    return None
+
+
+def _or(known: Sequence[str]) -> str:
+    return " or with " + ", ".join(known) if known else ""

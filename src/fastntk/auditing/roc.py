@@ -1,0 +1,91 @@
+"""Ranking figures of an attack: scores of members and non-members in, area, curve and their noise out.
+
+    AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where they cannot be told apart
+    TPR at an FPR = the largest share of members above a threshold that at most that share of non-members is above
+    SE   = √[(A(1−A) + (m−1)(Q1−A²) + (k−1)(Q2−A²)) / mk]     Q1 = A/(2−A), Q2 = 2A²/(1+A)      (Hanley and McNeil)
+
+for m members and k non-members. Below 1/k no false-positive rate but 0 can be told apart: with k < 100 the rate at 1 % is the
+rate at no false positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastntk.errors import InputError
+
+Array = npt.NDArray[np.float64]
+GRID = 101
+"""Points of a curve in a record."""
+FPR = 0.01
+
+
+def auc(members: Any, others: Any) -> float:
+    """Area under the curve of two sets of scores, (m,) and (k,); ties count half."""
+    high, low = _scores(members, others)
+    ordered = np.sort(low)
+    below = np.searchsorted(ordered, high, side="left")
+    upto = np.searchsorted(ordered, high, side="right")
+    return float((below + upto).sum() / (2 * len(high) * len(low)))
+
+
+def curve(members: Any, others: Any) -> tuple[Array, Array]:
+    """False- and true-positive rates at every distinct threshold, from (0, 0) to (1, 1), both ascending."""
+    high, low = _scores(members, others)
+    thresholds = np.unique(np.concatenate([high, low]))[::-1]
+    tpr = 1 - np.searchsorted(np.sort(high), thresholds, side="left") / len(high)
+    fpr = 1 - np.searchsorted(np.sort(low), thresholds, side="left") / len(low)
+    return np.concatenate([[0.0], fpr]), np.concatenate([[0.0], tpr])
+
+
+def tpr_at(members: Any, others: Any, *, fpr: float = FPR) -> float:
+    """Largest true-positive rate of a threshold whose false-positive rate is at most ``fpr``: no interpolation."""
+    false, true = curve(members, others)
+    return float(true[false <= fpr + 1e-12].max())
+
+
+def standard_error(area: float, *, members: int, others: int) -> float:
+    """Hanley and McNeil's standard error of an area, for independent samples."""
+    if members < 1 or others < 1 or not 0 <= area <= 1:
+        raise InputError(f"An area lies in 0…1 and needs members and others; got {area}, {members}, {others}.")
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (members - 1) * (q1 - area**2) + (others - 1) * (q2 - area**2)
+    return math.sqrt(max(variance, 0.0) / (members * others))
+
+
+def on_grid(members: Any, others: Any) -> dict[str, list[float]]:
+    """The curve at evenly spaced false-positive rates, for plots: the best rate reached at or before each."""
+    false, true = curve(members, others)
+    grid = np.linspace(0, 1, GRID)
+    reached = np.maximum.accumulate(true)[np.searchsorted(false, grid + 1e-12, side="right") - 1]
+    return {"fpr": _digits(grid), "tpr": _digits(reached)}
+
+
+def summary(members: Any, others: Any) -> dict[str, Any]:
+    """Area, its standard error, the rate at 1 % and the curve: JSON-able."""
+    high, low = _scores(members, others)
+    area = auc(high, low)
+    return {
+        "auc": area,
+        "auc_standard_error": standard_error(area, members=len(high), others=len(low)),
+        "tpr_at_1pct_fpr": tpr_at(high, low),
+        "roc": on_grid(high, low),
+    }
+
+
+def _scores(members: Any, others: Any) -> tuple[Array, Array]:
+    high, low = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (members, others))
+    if len(high) == 0 or len(low) == 0:
+        raise InputError(f"An attack needs members and non-members; got {len(high)} and {len(low)}.")
+    if np.isnan(high).any() or np.isnan(low).any():
+        raise InputError("The scores of an attack hold NaN: the model's outputs are not numbers.")
+    return high, low
+
+
+def _digits(values: Array | Sequence[float]) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
