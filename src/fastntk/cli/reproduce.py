@@ -53,7 +53,7 @@ def reproduce(
     """
     from fastntk.experiments.runner import run_steps
     from fastntk.experiments.selection import select_cells
-    from fastntk.experiments.tables import plan_cells
+    from fastntk.experiments.tables import plan_cells, write_table
 
     output = Output(as_json=json)
     cells = select_cells(
@@ -75,7 +75,7 @@ def reproduce(
     try:
         with progress():
             run_steps(steps, shared=data_root, work=work)
-            written: list[Path] = []
+            written = write_table(table, cells, out=out)
     except KeyboardInterrupt:
         # What is finished is kept as records; nothing half-done remains.
         print(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}", file=sys.stderr)

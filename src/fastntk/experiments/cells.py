@@ -12,6 +12,7 @@ Records are shared: a cell uses the very settings of the unlearning experiment w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fastntk.experiments.lists import (
@@ -30,8 +31,8 @@ from fastntk.recipe import Recipe
 
 HERE_CIFAR = "real CIFAR-10: the first images of each class, 2 000 of the 10 000 test images held out"
 RESNET_FOR = "ResNet-20 for ResNet-110"
-CALTECH_FOR = "ViT-S/14 (DINOv2) for the paper's ViT, Caltech-101 for ImageNet-R"
-VIT_FOR = "ViT-S/14 (DINOv2) for the paper's ViT"
+CALTECH_FOR = "ViT-S/14 (DINOv2) for the paper's ViT-S/16, Caltech-101 for ImageNet-R"
+VIT_FOR = "ViT-S/14 (DINOv2) for the paper's ViT-S/16"
 
 UNTRAINED = ("pre-trained", "random-init")
 """Models without a head for the classes at hand: they have a probe only."""
@@ -43,12 +44,12 @@ PROBED: tuple[str, ...] = (*UNTRAINED, "full", "fast-ntk", "tangent-replay", "re
 class Cell:
     """One setting in one published column. ``model`` is the name that selects it; an ``optional`` cell runs when asked for.
 
-    ``columns`` are positions in the published table: one setting may stand for several networks. ``probed`` names the models
-    of the probing table, and is empty in the others.
+    ``column`` is its position in the published table. ``probed`` names the models of the probing table, and is empty in the
+    others.
     """
 
     table: str
-    columns: tuple[int, ...]
+    column: int
     model: str
     title: str
     setting: Setting
@@ -90,42 +91,51 @@ VIT_20X20 = _asked(replace(VIT, name="vit-caltech-20x20", only_classes=CALTECH_5
 
 
 def _here() -> tuple[Cell, ...]:
-    resnet, mobile = "ResNet-20", "MobileNetV2 ×0.5"
-    cifar = {"classes": 10, "note": HERE_CIFAR}
-    small = "ViT-S/14 at {} px"
-    settings = {
-        100: _asked(RESNET),
-        200: _asked(RESNET_200),
-        500: _asked(RESNET_500),
-    }
-    cells = [
-        Cell("table1", (3 + place,), "resnet20", resnet, setting, stand_in=RESNET_FOR, **cifar)  # type: ignore[arg-type]
-        for place, setting in enumerate(settings.values())
-    ]
-    cells += [
-        Cell("table1", (place,), "mobilenetv2", mobile, _mobile(images), optional=images > 100, **cifar)  # type: ignore[arg-type]
-        for place, images in enumerate((100, 200, 500))
-    ]
-    caltech = {(20, 50): _asked(VIT), (50, 20): _asked(VIT_50X20), (20, 20): VIT_20X20}
-    for table, columns in (("table2", {(20, 50): (0, 2, 4), (50, 20): (1, 3, 5)}),
-                           ("table3", {(20, 20): (0, 3), (20, 50): (1, 4), (50, 20): (2, 5)})):  # fmt: skip
-        for size, places in columns.items():
-            setting = caltech[size]
-            title = small.format(setting.image_size)
-            probed = PROBED if table == "table3" else ()
-            cells.append(Cell(table, places, "vit_small_patch14", title, setting, size[0], probed=probed, stand_in=CALTECH_FOR))
+    return (*_cnns_here(), *_caltech_here(), *_cifar_vits_here())
+
+
+def _cnns_here() -> Iterator[Cell]:
+    for place, setting in enumerate((RESNET, RESNET_200, RESNET_500)):
+        made = _asked(setting)
+        yield Cell("table1", 3 + place, "resnet20", "ResNet-20", made, 10, stand_in=RESNET_FOR, note=HERE_CIFAR)
+    for place, images in enumerate((100, 200, 500)):
+        made = _asked(replace(MOBILENET, name=f"mobilenetv2-{images}", images_per_class=images))
+        title = "MobileNetV2 ×0.5"
+        yield Cell("table1", place, "mobilenetv2", title, made, 10, optional=images > 100, note=HERE_CIFAR)
+
+
+def _caltech_here() -> Iterator[Cell]:
+    """In the columns of the network of the same width, ViT-Small."""
+    small, wide = _asked(VIT), _asked(VIT_50X20)
+    for table, settings in (("table2", {2: small, 3: wide}), ("table3", {0: VIT_20X20, 1: small, 2: wide})):
+        for place, setting in settings.items():
+            yield Cell(
+                table,
+                place,
+                "vit_small_patch14",
+                f"ViT-S/14 at {setting.image_size} px",
+                setting,
+                50 if setting is wide else 20,
+                probed=PROBED if table == "table3" else (),
+                stand_in=CALTECH_FOR,
+                note=setting.note,
+            )
+
+
+def _cifar_vits_here() -> Iterator[Cell]:
     for place, images in enumerate((100, 200, 500)):
         setting = replace(VIT_CIFAR, name=f"vit-cifar10-{images}", images_per_class=images)
-        title = small.format(setting.image_size)
-        cells.append(
-            Cell("table4", (place, 3 + place), "vit_small_patch14", title, setting, 10, optional=images > 100,
-                 stand_in=VIT_FOR, note=HERE_CIFAR)
-        )  # fmt: skip
-    return tuple(cells)
-
-
-def _mobile(images: int) -> Setting:
-    return _asked(replace(MOBILENET, name=f"mobilenetv2-{images}", images_per_class=images))
+        yield Cell(
+            "table4",
+            place,
+            "vit_small_patch14",
+            f"ViT-S/14 at {setting.image_size} px",
+            setting,
+            10,
+            optional=images > 100,
+            stand_in=VIT_FOR,
+            note=f"{HERE_CIFAR}; {setting.recipe.epochs} epochs",
+        )
 
 
 FIVE = (0, 1, 2, 3, 4)
@@ -167,7 +177,7 @@ def _real() -> tuple[Cell, ...]:
     ):
         for place, images in enumerate((100, 200, 500)):
             setting = replace(REAL_CNN, name=f"real-{model}-{images}", model=name, weights=weights, images_per_class=images)
-            cells.append(Cell("table1", (first + place,), model, title, setting, 10, real=True))
+            cells.append(Cell("table1", first + place, model, title, setting, 10, real=True))
     for table, models, sizes in (
         ("table2", ("vit_tiny", "vit_small", "vit_base"), ((20, 50), (50, 20))),
         ("table3", ("vit_small", "vit_base"), ((20, 20), (20, 50), (50, 20))),
@@ -175,10 +185,10 @@ def _real() -> tuple[Cell, ...]:
         places = [(model, size) for model in models for size in sizes]
         for place, (model, (classes, images)) in enumerate(places):
             setting, probed = _imagenet_r(model, classes, images), PROBED if table == "table3" else ()
-            cells.append(Cell(table, (place,), model, VITS[model], setting, classes, real=True, probed=probed))
+            cells.append(Cell(table, place, model, VITS[model], setting, classes, real=True, probed=probed))
     places4 = [(model, images) for model in ("vit_small", "vit_base") for images in (100, 200, 500)]
     for place, (model, images) in enumerate(places4):
-        cells.append(Cell("table4", (place,), model, VITS[model], _cifar_vit(model, images), 10, real=True))
+        cells.append(Cell("table4", place, model, VITS[model], _cifar_vit(model, images), 10, real=True))
     return tuple(cells)
 
 

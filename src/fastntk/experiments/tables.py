@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fastntk.atomic import write_file
 from fastntk.experiments import costs
 from fastntk.experiments.bench import fit_file, retrain_file, vector_folder
 from fastntk.experiments.cells import UNTRAINED, Cell
+from fastntk.experiments.compare import compare
+from fastntk.experiments.plots import plot
 from fastntk.experiments.records import check_folder, has_record, setting_folder
+from fastntk.experiments.render import html, latex, markdown
 from fastntk.experiments.runner import LINEARISED, Step, plan, probe_digest
 from fastntk.experiments.selection import settings_of
 from fastntk.experiments.setting import Setting
+from fastntk.experiments.sheets import sheet
 
 
 def plan_cells(cells: Sequence[Cell], *, out: Path, work: Path) -> list[Step]:
@@ -59,3 +64,17 @@ def _missing(setting: Setting, labels: Sequence[str], *, folder: Path) -> Iterat
 def probe_path(folder: Path, setting: Setting, label: str, seed: int) -> Path:
     """The file of one probe's record."""
     return folder / setting.requests[0].name / f"probe-{label}-seed{seed}.json"
+
+
+def write_table(name: str, cells: Sequence[Cell], *, out: Path) -> list[Path]:
+    """Write ``name``.md, .tex, .html, .svg and .png to ``out``, from the records there."""
+    comparisons = compare(name, cells, out=out)
+    made = sheet(name, comparisons)
+    contents = {
+        "md": markdown(made).encode(),
+        "tex": latex(made).encode(),
+        "html": html(made).encode(),
+        "svg": plot(made, comparisons, kind="svg"),
+        "png": plot(made, comparisons, kind="png"),
+    }
+    return [write_file(out / f"{name}.{kind}", content, overwrite=True) for kind, content in contents.items()]
