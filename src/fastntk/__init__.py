@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fastntk.training import fit, predict
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Linearisation, Unlearned, linearise_run, unlearn
+    from fastntk.unlearning.baseline_tuning import TunedBaseline, tune_baseline
+    from fastntk.unlearning.rehearsal import Rehearsal, rehearse
     from fastntk.unlearning.saved import load_result, save_result
 
 __version__ = "0.1.0"
@@ -40,10 +42,12 @@ __all__ = [
     "Linearisation",
     "Plan",
     "Recipe",
+    "Rehearsal",
     "Run",
     "Samples",
     "Split",
     "Subset",
+    "TunedBaseline",
     "Unlearned",
     "audit",
     "build_model",
@@ -58,10 +62,12 @@ __all__ = [
     "parse_classes",
     "plan",
     "predict",
+    "rehearse",
     "save_result",
     "save_run",
     "save_tuned",
     "tune",
+    "tune_baseline",
     "unlearn",
 ]
 
@@ -73,10 +79,12 @@ _HOMES = {
     "Linearisation": "unlearning",
     "Plan": "planning",
     "Recipe": "recipe",
+    "Rehearsal": "unlearning.rehearsal",
     "Run": "run",
     "Samples": "data",
     "Split": "data",
     "Subset": "tuning",
+    "TunedBaseline": "unlearning.baseline_tuning",
     "Unlearned": "unlearning",
     "audit": "auditing",
     "build_model": "models",
@@ -91,10 +99,12 @@ _HOMES = {
     "parse_classes": "data.request",
     "plan": "planning",
     "predict": "training",
+    "rehearse": "unlearning.rehearsal",
     "save_result": "unlearning.saved",
     "save_run": "bundle",
     "save_tuned": "tuning",
     "tune": "tuning",
+    "tune_baseline": "unlearning.baseline_tuning",
     "unlearn": "unlearning",
 }
 
