@@ -1,10 +1,238 @@
-"""Placeholder."""
+"""The many models that U-LiRA and KLoM compare: Full, unlearned and retrained, each with K other seeds.
+
+``real``      K fine-tunings on all samples, each followed by the same unlearning method with the same options, and K retrainings
+              on the retained samples. Honest, at the price of 2K trainings.
+
+``tangent``   one linearisation, replays of the recipe in it (:mod:`fastntk.unlearning.replay`), no training:
+
+                  full_k      = θ + replay(D, seed k)   − replay(D, own seed)
+                  retrained_k = θ + replay(D_r, seed k) − replay(D, own seed)
+                  unlearned_k = full_k + (θ_unlearned − θ)
+
+              The *network itself* is then evaluated at these weights. It presumes what tangent-replay presumes, and gives each
+              unlearned model the step of the run's own seed: use ``real`` to judge tangent-replay.
+
+Vectors are kept by content (:mod:`fastntk.auditing.cache`), one file a seed, so an interrupted ensemble goes on where it was and
+several methods on one request share Full and Retrain.
+"""
 
 from __future__ import annotations
-from typing import Any, Literal
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.auditing.cache import cache_folder, digest_of, kept
+from fastntk.auditing.klom import klom_by_halves
+from fastntk.auditing.roc import Array
+from fastntk.auditing.ulira import LEAST, halves, logit_confidence, u_lira
+from fastntk.errors import InputError
+from fastntk.models.card import fingerprint_of, tensor_digest
+from fastntk.progress import track
+from fastntk.recipe import Recipe
+from fastntk.run import Run
+from fastntk.training import predict, train
+from fastntk.unlearning import linearise_run, unlearn
+from fastntk.unlearning.linearisation import working_copy
+from fastntk.unlearning.methods.retrain import retrain_in_place
+from fastntk.unlearning.replay import replay, tangent_replay
+from fastntk.unlearning.result import Unlearned
 
 EnsembleKind = Literal["real", "tangent"]
+FEWEST = 2 * LEAST
+"""Halves of the Retrains are compared with each other, so twice what a test needs."""
+_VERSION = 1
 
 
-def ensemble_figures(run: Any, result: Any, **k: Any) -> dict[str, Any]:
-    raise NotImplementedError
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Tuned vectors (K, d) of Full, unlearned and Retrain by name; seeds; seconds spent; how many files were there already."""
+
+    kind: EnsembleKind
+    seeds: tuple[int, ...]
+    vectors: dict[str, Tensor]
+    seconds: float
+    reused: int
+
+
+def ensemble_figures(
+    run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None
+) -> dict[str, Any]:
+    """U-LiRA and KLoM of Full, unlearned and Retrain: the part ``membership`` of a record."""
+    made = ensemble(run, result, size=size, kind=kind, cache=cache)
+    answers = {name: confidences(run, result, vectors, title=name) for name, vectors in made.vectors.items()}
+    retrained = answers["retrain"]
+    about = {"kind": kind, "size": size, "seeds": list(made.seeds), "seconds": made.seconds, "reused": made.reused}
+    lira: dict[str, Any] = {"ensemble": about}
+    klom: dict[str, Any] = {}
+    for name, values in answers.items():
+        if not np.isfinite(values).all():
+            lira[name], klom[name] = None, None
+            continue
+        pair = halves(retrained) if name == "retrain" else (values, retrained)
+        lira[name] = u_lira(*pair)
+        klom[name] = klom_by_halves(values, retrained)
+    return {"u_lira": lira, "klom": klom}
+
+
+def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None) -> Ensemble:
+    """Make the models, or find them in the cache."""
+    recipe = check_ensemble(run, size=size, kind=kind)
+    started = time.perf_counter()
+    seeds = tuple(recipe.seed + 1 + step for step in range(size))
+    folder = cache_folder(cache) / "ensembles" / digest_of(_origin(run, result, kind))
+    maker = (_Real if kind == "real" else _Tangent)(run, result, recipe)
+    wish = digest_of(_wish(result))[:16]
+    rows: dict[str, list[Tensor]] = {"full": [], "unlearned": [], "retrain": []}
+    reused = 0
+    for seed in track(seeds, f"ensemble ({kind})"):
+        base, there = kept(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
+        make: Callable[[], dict[str, Tensor]] = lambda s=seed, b=base: {"unlearned": maker.unlearned(s, b["full"])}  # type: ignore[misc]
+        last, also = kept(folder / f"unlearned-{wish}-{seed}.safetensors", make, names=("unlearned",))
+        reused += there + also
+        for name, vector in (base | last).items():
+            rows[name].append(vector)
+    vectors = {name: torch.stack(parts).to(run.anchor) for name, parts in rows.items()}
+    return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reused)
+
+
+def check_ensemble(run: Run, *, size: int, kind: str) -> Recipe:
+    """Refuse, before any work, an ensemble that cannot be made; return the recipe it follows."""
+    if kind not in get_args(EnsembleKind):
+        raise InputError(f"ensemble_kind must be one of {', '.join(get_args(EnsembleKind))}; got {kind!r}.")
+    if isinstance(size, bool) or not isinstance(size, int) or size < FEWEST:
+        raise InputError(f"An ensemble needs at least {FEWEST} models (its halves are compared with each other); got {size!r}.")
+    if run.recipe is None:
+        raise InputError(
+            "An ensemble repeats the run's recipe with other seeds, and the run has none: give it with "
+            "Run(..., recipe=Recipe(...))."
+        )
+    if run.recipe.bn_stats != "frozen":
+        raise InputError(
+            "Ensembles are made of tuned weights alone, but this recipe also updates BatchNorm statistics: audit without "
+            "ensemble."
+        )
+    return run.recipe
+
+
+def confidences(run: Run, result: Unlearned, vectors: Tensor, *, title: str) -> Array:
+    """Logit-scaled confidence of the network at each vector (K, d) on each forgotten sample: (K, n_f)."""
+    work, forgotten = working_copy(run), result.forgotten
+    subset = run.subset.on(work)
+    rows = []
+    for vector in track(vectors, f"answers of the ensemble ({title})"):
+        subset.set(vector)
+        rows.append(logit_confidence(predict(work, forgotten.inputs), forgotten.labels).cpu().numpy())
+    return np.stack(rows)
+
+
+def _origin(run: Run, result: Unlearned, kind: str) -> dict[str, Any]:
+    """Everything that decides Full and Retrain of an ensemble, besides the seed."""
+    assert run.recipe is not None
+    tuned = set(run.subset.names)
+    rest = {name: digest for name, digest in fingerprint_of(run.model).items() if name not in tuned}
+    return {
+        "version": _VERSION,
+        "kind": kind,
+        "data": run.data.digest(),
+        "tuned": tensor_digest(run.subset.get()) if kind == "tangent" else None,
+        "names": run.subset.names,
+        "anchor": tensor_digest(run.anchor),
+        "frozen": rest,
+        "recipe": run.recipe.to_dict() | ({} if kind == "tangent" else {"seed": None}),
+        "request": result.forgotten.ids_digest(),
+    }
+
+
+def _wish(result: Unlearned) -> dict[str, Any]:
+    """What decides the unlearned models besides Full and the seed."""
+    return {"method": result.method, "options": _options(result), "delta": tensor_digest(_delta(result))}
+
+
+def _options(result: Unlearned) -> dict[str, Any]:
+    """The method's options; rows on disk belong to one set of weights and are not shared."""
+    return {name: value for name, value in result.details.get("options", {}).items() if name not in ("folder", "rows")}
+
+
+def _delta(result: Unlearned) -> Tensor:
+    """From the run to the result, over all chained requests, (d,)."""
+    return result.subset.get() - result.run.subset.get()
+
+
+class _Real:
+    """Trainings and unlearnings of the network itself."""
+
+    def __init__(self, run: Run, result: Unlearned, recipe: Recipe) -> None:
+        self.run, self.result, self.recipe = run, result, recipe
+
+    def base(self, seed: int) -> dict[str, Tensor]:
+        return {"full": self._fitted(seed), "retrain": self._retrained(seed)}
+
+    def unlearned(self, seed: int, full: Tensor) -> Tensor:
+        if self.result.method == "retrain":
+            # The same seed would give the reference itself.
+            return self._retrained(seed + 100_000)
+        work = working_copy(self.run)
+        subset = self.run.subset.on(work)
+        subset.set(full.to(self.run.anchor))
+        other = Run(work, subset, self.run.anchor, self.run.data, recipe=dataclasses.replace(self.recipe, seed=seed))
+        ids = self.result.forgotten.ids
+        return unlearn(other, ids=ids, method=self.result.method, **_options(self.result)).subset.get()
+
+    def _fitted(self, seed: int) -> Tensor:
+        work = working_copy(self.run)
+        subset = self.run.subset.on(work)
+        subset.set(self.run.anchor)
+        train(work, subset, self.run.data, dataclasses.replace(self.recipe, seed=seed))
+        return subset.get()
+
+    def _retrained(self, seed: int) -> Tensor:
+        work = working_copy(self.run)
+        subset = self.run.subset.on(work)
+        keep = _keep(self.run, self.result)
+        retrain_in_place(work, subset, self.run.anchor, self.run.data, keep, self.recipe, seed=seed)
+        return subset.get()
+
+
+class _Tangent:
+    """Replays in one linearisation, which is made when the first is needed."""
+
+    def __init__(self, run: Run, result: Unlearned, recipe: Recipe) -> None:
+        self.run, self.result, self.recipe = run, result, recipe
+        self._own: tuple[Any, Tensor, Tensor] | None = None
+
+    def base(self, seed: int) -> dict[str, Tensor]:
+        path, anchor, own = self._prepared()
+        recipe = dataclasses.replace(self.recipe, seed=seed)
+        theta, labels = self.run.subset.get(), self.run.data.labels
+        full, _ = replay(path, anchor, labels, recipe, description="replay of all")
+        kept_only, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
+        return {"full": theta + full - own, "retrain": theta + kept_only - own}
+
+    def unlearned(self, seed: int, full: Tensor) -> Tensor:
+        return full.to(self.run.anchor) + _delta(self.result)
+
+    def _prepared(self) -> tuple[Any, Tensor, Tensor]:
+        """The model of the path, the anchor, and where the replay of everything ends with the run's own seed."""
+        if self._own is None:
+            given = self.result.linearisation
+            usable = given is not None and given.at == "trained" and given.kept != "stream"
+            lin = given if usable and given is not None else linearise_run(self.run)
+            labels = self.run.data.labels
+            chosen = tangent_replay(lin, labels, self.result.split, self.recipe)
+            own, _ = replay(chosen.model, lin.anchor, labels, self.recipe, description="replay of all")
+            self._own = (chosen.model, lin.anchor, own)
+        return self._own
+
+
+def _keep(run: Run, result: Unlearned) -> Tensor:
+    mask = torch.ones(len(run.data), dtype=torch.bool)
+    mask[result.split.forget] = False
+    return mask

@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fastntk.cli.audit import audit
 from fastntk.cli.demo import demo
 from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
 from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
+from fastntk.cli.report import report
 from fastntk.cli.reproduce import reproduce
 from fastntk.cli.unlearn import unlearn
 from fastntk.errors import InputError
@@ -63,7 +65,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (demo, finetune, plan, unlearn, info, pretrain, reproduce):
+for command in (demo, finetune, plan, unlearn, audit, report, info, pretrain, reproduce):
     app.command()(command)
 
 

@@ -1,0 +1,67 @@
+"""Tuned vectors on disk, named by what they were made from: the models of an ensemble are trained once.
+
+    <folder>/ensembles/<digest of everything that decides them>/<name>.safetensors
+
+Files are written whole or not at all. One that cannot be read, or whose digest does not match, is made again with a warning. They
+hold models that saw the data to be forgotten: delete the folder when the audits are done. The default place is
+``$FASTNTK_CACHE``, else ``~/.cache/fastntk``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fastntk.atomic import write_file
+from fastntk.download import CACHE_VARIABLE
+from fastntk.download import cache_folder as download_cache
+from fastntk.errors import InputError
+from fastntk.models.card import tensor_digest
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """Where things are kept: the place given, the variable's, or the default."""
+    folder = download_cache() if given is None else Path(given).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"The cache {folder} is not a folder: give another with cache=... (--cache) or {CACHE_VARIABLE}.")
+    return folder
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON-able content, the order of names aside."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def kept(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of a file, or made and written; and whether they were there."""
+    found = _read(path, names)
+    if found is not None:
+        return found, True
+    made = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
+    digests = {name: tensor_digest(value) for name, value in made.items()}
+    write_file(path, safetensors.torch.save(made, metadata=digests), overwrite=True)
+    return made, False
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, Tensor] | None:
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            digests = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (OSError, safetensors.SafetensorError) as error:
+        warnings.warn(f"{path} cannot be read ({error}): made again.", stacklevel=3)
+        return None
+    if any(digests.get(name) != tensor_digest(value) for name, value in tensors.items()):
+        warnings.warn(f"{path} was changed after it was written: made again.", stacklevel=3)
+        return None
+    return tensors

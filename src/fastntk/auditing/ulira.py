@@ -1,0 +1,84 @@
+"""U-LiRA: can one answer tell an unlearned model from a retrained one? A likelihood-ratio test for every sample.
+
+Many unlearned and many retrained models give, for each forgotten sample, two sets of logit-scaled confidences
+
+    φ = log p_y / (1 − p_y) = z_y − log Σ_{c≠y} exp z_c
+
+each described by a normal distribution N_u and N_r. The test's score for a new answer is log N_u(φ) − log N_r(φ). Leave-one-out:
+for every k, the k-th unlearned and the k-th retrained model are left out of *both* fits and scored with them. So both are new to
+the test, and for equal ensembles the area is 0.5 in expectation, for any size.
+
+The area, the curve and the rate at 1 % false positives are those over the forgotten samples of one pair of models, averaged over
+the pairs; the standard error is that of the average over pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.auditing.roc import Array, auc, on_grid, tpr_at
+from fastntk.errors import InputError
+
+LEAST = 4
+"""Fewer models than this on a side give no spread worth fitting."""
+FLOOR = 1e-2
+"""Least standard deviation, relative to that of all values: two models that agree by chance are not certain."""
+
+
+def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """log p_y / (1 − p_y) of each answer (n,), from logits (n, C), without ever rounding p to 0 or 1."""
+    values = logits.double()
+    own = values.gather(1, labels[:, None]).squeeze(1)
+    return own - values.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+
+
+def u_lira(unlearned: Any, retrained: Any) -> dict[str, Any]:
+    """The test on φ of K models each, (K, n) and (K, n); JSON-able figures."""
+    one, two = checked_pair(unlearned, retrained)
+    scale = float(np.concatenate([one, two]).std())
+    floor = FLOOR * scale if scale > 0 else 1.0
+    areas, rates, curves = [], [], []
+    for k in range(len(one)):
+        rest = np.arange(len(one)) != k
+        fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for part in (one, two)]
+        members, others = (_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (one[k], two[k]))
+        areas.append(auc(members, others))
+        rates.append(tpr_at(members, others))
+        curves.append(on_grid(members, others))
+    return {
+        "auc": float(np.mean(areas)),
+        "auc_standard_error": float(np.std(areas, ddof=1) / math.sqrt(len(areas))),
+        "tpr_at_1pct_fpr": float(np.mean(rates)),
+        "roc": {
+            "fpr": curves[0]["fpr"],
+            "tpr": [float(f"{value:.5g}") for value in np.mean([curve["tpr"] for curve in curves], axis=0)],
+        },
+    }
+
+
+def halves(values: Array) -> tuple[Array, Array]:
+    """Models (K, n) in two equal parts, every other one; an odd last one is left out."""
+    even = len(values) - len(values) % 2
+    return values[0:even:2], values[1:even:2]
+
+
+def _log_normal(x: Array, mean: Array, std: Array) -> Array:
+    return np.asarray(-0.5 * ((x - mean) / std) ** 2 - np.log(std))
+
+
+def checked_pair(one: Any, two: Any) -> tuple[Array, Array]:
+    """Two ensembles' values as (K, n) arrays; refused where they do not fit each other or are not numbers."""
+    first, second = (np.asarray(part, dtype=np.float64) for part in (one, two))
+    if first.shape != second.shape or first.ndim != 2 or len(first) < LEAST or first.shape[1] == 0:
+        raise InputError(
+            f"Two ensembles of the same size, at least {LEAST} models, on the same samples are compared, (K, n) each; got "
+            f"{first.shape} and {second.shape}."
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InputError("Some models of the ensembles give answers that are not numbers.")
+    return first, second

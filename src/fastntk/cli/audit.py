@@ -1,0 +1,200 @@
+"""``fastntk audit``: a run and an unlearned model in, the evidence on it out."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastntk.cli.options import DATA_HELP, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.output import Output, duration, progress
+from fastntk.cli.request import DataOverride, open_run
+
+if TYPE_CHECKING:
+    from fastntk.data import Samples
+    from fastntk.run import Run
+    from fastntk.unlearning import Unlearned
+
+FILE = "audit.json"
+
+
+def audit(
+    run: RunFolder,
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder written by `fastntk unlearn` from this run.")],
+    holdout: Annotated[str, typer.Option("--holdout", metavar="SRC", help=f"Data the run never saw: {DATA_HELP}")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="retrain|RESULT",
+            help="What to compare with: `retrain` makes it now; or a folder of `fastntk unlearn --method retrain`.",
+        ),
+    ] = None,
+    retrains: Annotated[
+        int, typer.Option("--retrains", min=0, help="With --reference retrain: further Retrains with other seeds.")
+    ] = 1,
+    ensemble: Annotated[
+        int | None, typer.Option("--ensemble", metavar="K", help="Models for U-LiRA and KLoM; without it neither is made.")
+    ] = None,
+    ensemble_kind: Annotated[
+        str, typer.Option("--ensemble-kind", help="real (trainings) or tangent (replays, much cheaper).")
+    ] = "real",
+    require: Annotated[
+        list[str] | None,
+        typer.Option("--require", metavar="EXPR", help="Like 'forget_accuracy<=retrain+1'; exit code 3 where one fails."),
+    ] = None,
+    relearn_threshold: Annotated[float, typer.Option("--relearn-threshold", help="Loss at which relearning ends.")] = 0.05,
+    relearn_cap: Annotated[int, typer.Option("--relearn-cap", min=0, help="Epochs after which relearning is given up.")] = 100,
+    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Linear probes on the features.")] = True,
+    data: DataOverride = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", metavar="DIR", help="Where ensembles are kept (default ~/.cache/fastntk).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attack's folds and of relearning's batches.")] = 0,
+    threads: Threads = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Measure an unlearned model beside the run it came from and beside a retrained one.
+
+    Writes one record (JSON; no ids, no pictures). With --json the same record goes to standard output. Exit code 3: written,
+    but a --require is not met.
+
+    Examples:
+
+    fastntk audit runs/digits results/without-0 --holdout digits@test --reference retrain
+
+    fastntk audit RUN RESULT --holdout SRC --reference retrain --require "forget_accuracy<=retrain+1" --json
+    """
+    from fastntk.atomic import check_output, write_file
+
+    output = Output(as_json=json)
+    target = out if out is not None else result / FILE
+    check_output(target, overwrite=overwrite, replaceable=_is_audit)
+
+    from fastntk.auditing import audit as measure
+    from fastntk.auditing.requirements import parse
+    from fastntk.data import load_source
+    from fastntk.models import input_spec
+    from fastntk.unlearning.saved import load_result
+
+    for text in require or []:
+        parse(text)
+    use_threads(threads)
+    with progress():
+        loaded = open_run(run, data)
+        subject = load_result(result, loaded)
+        against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
+        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes)
+        options: dict[str, Any] = {
+            "relearn_cap": relearn_cap,
+            "probes": probes,
+            "ensemble": ensemble,
+            "ensemble_kind": ensemble_kind,
+        }
+        made_here = retrains + 1 if reference == "retrain" else 0
+        _announce(output, loaded, subject, unseen, reference=reference, made_here=made_here, options=options, cache=cache)
+        record = measure(
+            loaded,
+            subject,
+            holdout=unseen,
+            reference=against,  # type: ignore[arg-type]
+            retrains=retrains,
+            relearn_threshold=relearn_threshold,
+            require=require or [],
+            cache=cache,
+            seed=seed,
+            **options,
+        )
+        text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_file(target, text.encode(), overwrite=overwrite)
+    _tell(output, record)
+    output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
+    if not all(item["passed"] for item in record["requirements"]):
+        raise typer.Exit(3)
+
+
+def _announce(
+    output: Output,
+    run: Run,
+    result: Unlearned,
+    holdout: Samples,
+    *,
+    reference: str | None,
+    made_here: int,
+    options: dict[str, Any],
+    cache: Path | None,
+) -> None:
+    """Say what is about to happen and how long it will take."""
+    from fastntk.auditing.cache import cache_folder
+    from fastntk.auditing.costs import estimate
+    from fastntk.auditing.ensembles import check_ensemble
+
+    size, kind = options["ensemble"], options["ensemble_kind"]
+    if size is not None:
+        check_ensemble(run, size=size, kind=kind)
+    stages = estimate(run, result, holdout=holdout, retrains=made_here, **options)
+    facts: dict[str, object] = {
+        "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
+        "hold-out": f"{len(holdout):,} samples",
+        "reference": "none: nothing to judge by" if reference is None else reference,
+    }
+    if made_here:
+        facts["reference"] = f"Retrain, and {made_here - 1} with other seeds"
+    if size is not None:
+        facts["ensemble"] = f"{size} Fulls, unlearned models and Retrains each ({kind}), kept in {cache_folder(cache)}"
+        facts[""] = "they saw the data to be forgotten: delete that folder when the audits are done"
+    listed = ", ".join(f"{name} {duration(seconds)}" for name, seconds in stages.items())
+    facts["estimate"] = f"{duration(sum(stages.values()))} ({listed})"
+    output.say("Audit")
+    output.facts(facts)
+
+
+def _tell(output: Output, record: Mapping[str, Any]) -> None:
+    """Print the figures beside each other, the verdict and the requirements."""
+    from fastntk.auditing.figures import FIGURES, value_of
+
+    rows = []
+    for figure in FIGURES:
+        if figure.name is None:
+            continue
+        values = [value_of(record, figure, model) for model in ("full", "unlearned", "retrain")]
+        spread = value_of(record, figure, "spread")
+        if values[1] is None:
+            continue
+        shown = [_shown(value, points=figure.points, unit=figure.unit) for value in values]
+        if spread is not None:
+            shown[2] = f"spread {_shown(spread, points=figure.points, unit=figure.unit)}"
+        rows.append([figure.title, *shown, figure.better])
+    output.table(["figure", "Full", "unlearned", "Retrain", "better"], rows)
+    verdict = record["verdict"]
+    output.say(f"Verdict: {verdict['level']}")
+    for sentence in (*verdict["text"], *(f"because {reason}" for reason in verdict["reasons"])):
+        output.say(f"  {sentence}")
+    for item in record["requirements"]:
+        sides = " against ".join("—" if item[side] is None else f"{item[side]:.4g}" for side in ("left", "right"))
+        note = f"; {item['note']}" if item["note"] else ""
+        output.say(f"  {'met' if item['passed'] else 'NOT MET'}: {item['text']} ({sides}{note})")
+
+
+def _shown(value: float | None, *, points: bool, unit: str) -> str:
+    if value is None:
+        return "—"
+    if value == float("inf"):
+        return "> cap"
+    if points:
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if unit == "epochs" else f"{value:.3g}"
+
+
+def _is_audit(path: Path) -> bool:
+    """Whether a file is an audit record; nothing else is replaced by one."""
+    try:
+        record = json_format.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and str(record.get("schema", "")).startswith("fastntk-audit/")
