@@ -1,4 +1,7 @@
-"""``python -m fastntk.experiments run|plan|tables NAME``: run what is missing, or make the tables from the records."""
+"""``python -m fastntk.experiments run|tables NAME``: run what is missing, or make the tables from the records.
+
+``run comparison`` tunes the baselines first.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastntk.experiments.setting import Setting
 
 WAIT = "OMP_WAIT_POLICY"
+COMPARISON = "comparison"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run what is missing")
     tables = commands.add_parser("tables", help="make the document from the records")
     for command in (run, tables):
-        command.add_argument("name", choices=sorted(EXPERIMENTS))
+        command.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON]))
         command.add_argument("--out", type=Path, default=Path("results"), help="folder of records")
     tables.add_argument("--docs", type=Path, default=Path("docs"), help="folder of documents")
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
@@ -51,20 +59,23 @@ def _run(options: argparse.Namespace) -> int:
 
     from fastntk.errors import InputError
     from fastntk.experiments import single
-    from fastntk.experiments.lists import EXPERIMENTS
     from fastntk.experiments.runner import plan, run_steps
     from fastntk.progress import show_progress
 
-    settings = EXPERIMENTS[options.name]
+    if options.threads is not None:
+        if options.threads < 1:
+            raise InputError(f"--threads must be at least 1, got {options.threads}.")
+        torch.set_num_threads(options.threads)
+    if options.name == COMPARISON and not options.plan:
+        from fastntk.experiments.comparison import tune
+
+        tune(out=options.out, work=options.work or options.out / "work", shared=options.shared)
+    settings = _settings(options)
     known = [setting.name for setting in settings]
     unknown = sorted(set(options.settings or []) - set(known))
     if unknown:
         raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
     settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
-    if options.threads is not None:
-        if options.threads < 1:
-            raise InputError(f"--threads must be at least 1, got {options.threads}.")
-        torch.set_num_threads(options.threads)
     work = options.work or options.out / "work"
     if options.name == "single":
         for setting in settings:
@@ -80,6 +91,14 @@ def _run(options: argparse.Namespace) -> int:
         with show_progress(enabled=sys.stderr.isatty()):
             run_steps(steps, shared=options.shared, work=work)
     return 0
+
+
+def _settings(options: argparse.Namespace) -> tuple[Setting, ...]:
+    """The experiment's settings; those of the comparison know the baselines that are tuned already."""
+    from fastntk.experiments.comparison import comparison
+    from fastntk.experiments.lists import EXPERIMENTS
+
+    return comparison(options.out) if options.name == COMPARISON else EXPERIMENTS[options.name]
 
 
 def _tables(options: argparse.Namespace) -> int:

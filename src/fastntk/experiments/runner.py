@@ -33,6 +33,7 @@ from fastntk.experiments.bench import (
     write_vector,
 )
 from fastntk.experiments.environment import environment
+from fastntk.experiments.evidence import evidence
 from fastntk.experiments.measure import Scene
 from fastntk.experiments.records import (
     SCHEMA,
@@ -47,8 +48,6 @@ from fastntk.experiments.records import (
 from fastntk.experiments.setting import Method, Request, Setting, digest_of
 from fastntk.unlearning import METHODS, Linearisation, linearise_run, unlearn
 
-SEEDED = ("max-loss", "random-label")
-"""Methods that draw at random themselves: they draw with the run's seed."""
 LINEARISED = ("fast-ntk", "tangent-replay")
 
 
@@ -128,6 +127,12 @@ def check_methods(setting: Setting) -> None:
             raise InputError(f"{setting.name}, row {method.label!r}: {what}; {choices}.")
 
 
+def own_seed(method: Method, seed: int) -> dict[str, int]:
+    """The run's seed for methods that draw at random themselves; Retrain takes it from the recipe."""
+    draws = method.method != "retrain" and "seed" in inspect.signature(METHODS[method.method]).parameters
+    return {"seed": seed} if draws else {}
+
+
 def record_digest(setting: Setting, request: Request, method: Method, seed: int) -> str:
     """What decides one record."""
     asked = [request.kind, request.value, request.draw_seed]
@@ -196,6 +201,7 @@ class Desk:
         retrain = self.bench.retrained(request, step.seed)
         fitted = self.bench.fitted(step.seed) if step.seed in setting.seeds else None
         vector, details, timings = self.apply(method, request, step.seed)
+        view = scene.view(vector)
         return (
             head_of(step, record_digest(setting, request, method, step.seed), scene.split)
             | {
@@ -205,7 +211,8 @@ class Desk:
                 "timings": {"fit": fitted and cost(fitted), "retrain": cost(retrain)} | timings | ratios(timings, retrain),
                 "details": details,
             }
-            | scene.measure(scene.view(vector), step.seed)
+            | scene.measure(view, step.seed)
+            | ({"evidence": evidence(scene, view, seed=step.seed)} if setting.evidence else {})
         )
 
     def probe(self, step: Step) -> dict[str, Any]:
@@ -218,12 +225,19 @@ class Desk:
         vector = None
         method = next((method for method in setting.methods if method.label == label), None)
         if method is not None:
-            identity, path = self._kept(method, request, step.seed)
-            known = path.exists() and method.method in LINEARISED
-            vector = read_vector(path, identity=identity).vector if known else self.apply(method, request, step.seed)[0]
+            vector = self._kept_vector(method, request, step.seed)
+            vector = self.apply(method, request, step.seed)[0] if vector is None else vector
         digest = probe_digest(setting, request, label, step.seed)
         found = head_of(step, digest, self.bench.split(request)) | {"kind": "probe", "label": label}
         return found | probe_figures(self.bench, request, label=label, vector=vector, seed=step.seed)
+
+    def _kept_vector(self, method: Method, request: Request, seed: int) -> torch.Tensor | None:
+        """An unlearned vector (d,) that an earlier record left, None where there is none of this very setting."""
+        identity, path = self._kept(method, request, seed)
+        try:
+            return read_vector(path, identity=identity).vector if path.exists() else None
+        except InputError:  # Settings that train alike share the folder: another one's vector is made again.
+            return None
 
     def _kept(self, method: Method, request: Request, seed: int) -> tuple[str, Path]:
         """Identity and place of an unlearned vector."""
@@ -239,8 +253,7 @@ class Desk:
             made = self.bench.retrained(request, seed)
             return made.vector, {}, {"method": cost(made), "rows": None}
         options = dict(method.options)
-        if method.method in SEEDED:
-            options.setdefault("seed", seed)
+        options = own_seed(method, seed) | options
         shared = self.linearised(str(options.get("at", "trained")), seed) if method.method in LINEARISED else None
         run = self.bench.run(seed)
         cpu = time.process_time()

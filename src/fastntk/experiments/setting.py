@@ -90,7 +90,8 @@ class Setting:
 
     The recipe's seed is replaced by each of ``seeds``; Retrain also runs with ``extra_retrain_seeds``, so that its
     seed-to-seed spread rests on enough pairs. Prompts are drawn with ``prompt_seed`` in every run: the anchor is the same for
-    all seeds. ``stand_in`` says what the setting replaces, if anything.
+    all seeds. ``stand_in`` says what the setting replaces, if anything. ``evidence`` adds further distances and an attack to
+    every record.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Setting:
     relearn_cap: int = 100
     stand_in: str | None = None
     note: str | None = None
+    evidence: bool = False
 
     def __post_init__(self) -> None:
         if self.recipe.bn_stats != "frozen":
@@ -162,6 +164,7 @@ class Setting:
         return self.training | {
             "holdout": self.holdout,
             **most,
+            **({"evidence": 1} if self.evidence else {}),
             "retrain_seeds": list(self.retrain_seeds),
             "relearn": {"cap": self.relearn_cap},
         }

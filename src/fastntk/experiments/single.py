@@ -23,7 +23,7 @@ from fastntk.experiments.bench import Bench, open_bench
 from fastntk.experiments.environment import environment
 from fastntk.experiments.lists import REMOVALS
 from fastntk.experiments.records import SCHEMA, check_folder, has_record, without, write_record
-from fastntk.experiments.runner import LINEARISED, SEEDED, check_methods, describe_setting
+from fastntk.experiments.runner import LINEARISED, check_methods, describe_setting, own_seed
 from fastntk.experiments.setting import Setting, digest_of
 from fastntk.unlearning import Linearisation, linearise_run, unlearn
 
@@ -76,10 +76,9 @@ def removal(bench: Bench, linearisation: Linearisation, place: int) -> dict[str,
     methods: dict[str, Any] = {}
     for method in setting.methods:
         run = bench.run(seed)
-        extra = {"seed": seed} if method.method in SEEDED else {}
         shared = linearisation if method.method in LINEARISED else None
         ids = [bench.samples.ids[place]]
-        result = unlearn(run, ids=ids, method=method.method, linearisation=shared, **{**extra, **method.options})
+        result = unlearn(run, ids=ids, method=method.method, linearisation=shared, **{**own_seed(method, seed), **method.options})
         details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "rows")
         methods[method.label] = figures(result.subset.get()) | {"wall": result.seconds, "details": details}
     return {
