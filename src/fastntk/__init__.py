@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastntk.models import InputSpec, build_model, input_spec
     from fastntk.planning import Plan, plan
     from fastntk.recipe import Recipe
+    from fastntk.report import write_report
     from fastntk.run import Run
     from fastntk.tangent import jacobian
     from fastntk.training import fit, predict
@@ -69,6 +70,7 @@ __all__ = [
     "tune",
     "tune_baseline",
     "unlearn",
+    "write_report",
 ]
 
 _HOMES = {
@@ -106,6 +108,7 @@ _HOMES = {
     "tune": "tuning",
     "tune_baseline": "unlearning.baseline_tuning",
     "unlearn": "unlearning",
+    "write_report": "report",
 }
 
 

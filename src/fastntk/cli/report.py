@@ -1,0 +1,127 @@
+"""``fastntk report``: the audit record of a result in, one self-contained HTML page out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastntk.cli.options import Json, Overwrite
+from fastntk.cli.output import Output, progress
+from fastntk.cli.request import DataOverride, open_run
+from fastntk.errors import InputError
+
+if TYPE_CHECKING:
+    from fastntk.run import Run
+
+PAGE = "report.html"
+SIDE = 96
+"""Thumbnails are at most so many pixels wide and high."""
+
+
+def report(
+    result: Annotated[
+        Path,
+        typer.Argument(metavar="RESULT", help="A folder that `fastntk audit` looked at, or an audit record by its file name."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The page to write (default: RESULT/report.html).")
+    ] = None,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Show the forgotten pictures: the page must then be erased with them.")
+    ] = False,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN", help="With --thumbnails: the run the result was made from.")
+    ] = None,
+    data: DataOverride = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write what an audit found as one HTML page that anybody can read, from disk and without a network.
+
+    The page holds figures and digests of ids, no ids and no pictures, unless --thumbnails asks for these.
+
+    Examples:
+
+    fastntk report results/without-0
+
+    fastntk report results/without-0 --out for-the-dpo.html --overwrite
+    """
+    from fastntk.atomic import check_output
+    from fastntk.report import read_record, record_digest, write_report
+
+    output = Output(as_json=json)
+    if thumbnails != (run is not None) or (data is not None and not thumbnails):
+        raise InputError("--thumbnails needs --run RUN to find the pictures; --run and --data are for --thumbnails only.")
+    record = read_record(result)
+    page = out or (result / PAGE if result.is_dir() else result.with_suffix(".html"))
+    check_output(page, overwrite=overwrite, replaceable=Path.is_file)
+    if result.is_dir():
+        check_belongs(result, record)
+    output.say(f"Reporting on {result}: verdict “{record['verdict']['level']}”")
+    with progress():
+        found = None if run is None else pictures(open_run(run, data), record)
+        write_report(record, page, thumbnails=found, overwrite=overwrite)
+    if found:
+        output.say(f"This page holds {len(found)} pictures that were asked to be forgotten: erase it together with them.")
+    output.finish(
+        {
+            "command": "report",
+            "result": str(result),
+            "out": str(page),
+            "bytes": page.stat().st_size,
+            "record_sha256": record_digest(record),
+            "verdict": record["verdict"]["level"],
+            "thumbnails": len(found or {}),
+        },
+        wrote=str(page),
+        then=f"open {page} in a browser",
+    )
+
+
+def check_belongs(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a record that is about other weights than the folder's."""
+    import torch
+
+    from fastntk.manifest import read_bundle
+    from fastntk.models.card import tensor_digest
+    from fastntk.unlearning.saved import RESULT
+
+    bundle = read_bundle(folder, kinds=(RESULT,))
+    tuned = torch.cat([bundle.parts["tuned"][name].reshape(-1) for name in bundle.manifest["subset"]])
+    if (record["subject"].get("result") or {}).get("tuned") != tensor_digest(tuned):
+        raise InputError(f"The audit record in {folder} is about another result: audit this one with `fastntk audit`.")
+
+
+def pictures(run: Run, record: Mapping[str, Any]) -> dict[str, bytes]:
+    """PNG bytes of the forgotten samples by the digest of their ids, made from the run's own inputs."""
+    from fastntk.models import input_spec
+    from fastntk.progress import track
+    from fastntk.unlearning.saved import id_digest
+
+    digest = run.data.digest()
+    if (record["subject"].get("run") or {}).get("data") != digest:
+        raise InputError("The audit record is about another run's data: give the run that the result was made from.")
+    wanted = {entry["digest"] for entry in record.get("samples") or []}
+    spec, found = input_spec(run.model), {}
+    for position, name in enumerate(track(run.data.ids, "pictures")):
+        key = id_digest(name, data_digest=digest)
+        if key in wanted:
+            found[key] = as_png(run.data.inputs[position].cpu().numpy(), mean=spec.mean, std=spec.std)
+    return found
+
+
+def as_png(pixels: Any, *, mean: tuple[float, ...], std: tuple[float, ...]) -> bytes:
+    """A normalised picture (3, H, W) as the bytes of a PNG file, shrunk where it is large."""
+    import numpy as np
+    from PIL import Image
+
+    plain = pixels.transpose(1, 2, 0) * np.asarray(std) + np.asarray(mean)
+    image = Image.fromarray(np.clip(np.round(255 * plain), 0, 255).astype(np.uint8))
+    image.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
