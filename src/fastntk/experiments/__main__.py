@@ -108,6 +108,8 @@ def _tables(options: argparse.Namespace) -> int:
     from fastntk.experiments.pages import page
     from fastntk.experiments.records import setting_folder
 
+    if options.name == COMPARISON:
+        return _comparison(options)
     target = options.docs / ("results-unlearning.md" if options.name != "development" else "results-development.md")
     single = EXPERIMENTS["single"] if options.name != "development" else ()
     name = "unlearning" if options.name == "single" else options.name
@@ -119,6 +121,19 @@ def _tables(options: argparse.Namespace) -> int:
         made = filled(readme.read_text("utf-8"), headline(first, folder=setting_folder(options.out, first.name)))
         write_file(readme, made.encode(), overwrite=True)
         print(f"wrote {readme}")
+    return 0
+
+
+def _comparison(options: argparse.Namespace) -> int:
+    from fastntk.atomic import write_file
+    from fastntk.experiments.comparison_page import FIGURE, comparison_figure, comparison_page
+
+    settings = _settings(options)
+    documents = {"comparison.md": comparison_page(settings, out=options.out).encode()}
+    documents[FIGURE] = comparison_figure(settings, out=options.out)
+    for name, content in documents.items():
+        write_file(options.docs / name, content, overwrite=True)
+        print(f"wrote {options.docs / name}")
     return 0
 
 

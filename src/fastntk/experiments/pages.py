@@ -52,7 +52,7 @@ def page(experiment: str, settings: Sequence[Setting], *, single: Sequence[Setti
     }
     parts.append(target_table(settings, rows))
     for setting in settings:
-        parts.append(_setting(setting, setting_folder(out, setting.name)))
+        parts.append(setting_text(setting, setting_folder(out, setting.name)))
         for request in setting.requests:
             parts.append(_table(request, setting, rows[setting.name, request.name]))
     parts += [_single(setting, out / "single" / setting.name) for setting in single]
@@ -64,7 +64,8 @@ def _rows(setting: Setting, request: Request, *, folder: Path) -> list[Row | Non
     return [row_of(setting, request, method, folder=folder) for method in setting.methods]
 
 
-def _setting(setting: Setting, folder: Path) -> str:
+def setting_text(setting: Setting, folder: Path) -> str:
+    """A section's head: the network, the data and the recipe, in words."""
     recipe = setting.recipe
     lines = [f"## {setting.name}", ""]
     path = folder / SETTING_FILE
@@ -94,8 +95,8 @@ def _table(request: Request, setting: Setting, rows: Sequence[Row | None]) -> st
     if known is not None:
         pairs = known.spread["forget"].count
         lines += [
-            f"Spread of Retrain over {pairs} pairs of seeds: {_figure(known.spread['forget'], 4)} on D_f, "
-            f"{_figure(known.spread['holdout'], 4)} on hold-out.",
+            f"Spread of Retrain over {pairs} pairs of seeds: {figure_text(known.spread['forget'], 4)} on D_f, "
+            f"{figure_text(known.spread['holdout'], 4)} on hold-out.",
             "",
         ]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
@@ -108,28 +109,38 @@ def _table(request: Request, setting: Setting, rows: Sequence[Row | None]) -> st
 
 def _cells(row: Row) -> list[str]:
     count = str(len(row.seeds)) if len(row.seeds) == row.wanted else f"{len(row.seeds)} of {row.wanted}"
-    percent = [_figure(row.accuracy[name], 1, scale=100) for name in ("retain", "forget", "holdout")]
+    percent = [figure_text(row.accuracy[name], 1, scale=100) for name in ("retain", "forget", "holdout")]
     distances = [_distance(row, kind, where) for where in ("forget", "holdout") for kind in ("same", "others")]
-    again = _figure(row.ratio_without_rows, 2) if row.uses_rows else "–"
-    costs = [_figure(row.seconds, 1), _figure(row.ratio_with_rows, 2), again]
-    return [count, *percent, _relearn(row), _figure(row.recovered, 2), *distances, _figure(row.weight_distance, 2), *costs]
+    again = figure_text(row.ratio_without_rows, 2) if row.uses_rows else "–"
+    costs = [figure_text(row.seconds, 1), figure_text(row.ratio_with_rows, 2), again]
+    return [
+        count,
+        *percent,
+        relearn_text(row),
+        figure_text(row.recovered, 2),
+        *distances,
+        figure_text(row.weight_distance, 2),
+        *costs,
+    ]
 
 
-def _relearn(row: Row) -> str:
+def relearn_text(row: Row) -> str:
+    """Epochs to relearn; censored ones stay so."""
     if row.relearn_censored == len(row.seeds):
         return f">{row.cap}"
     if row.relearn_censored:
         return f"≥ {row.relearn.mean:.1f} ({row.relearn_censored} of {len(row.seeds)} >{row.cap})"
-    return _figure(row.relearn, 1)
+    return figure_text(row.relearn, 1)
 
 
 def _distance(row: Row, kind: str, where: str) -> str:
     multiple = row.multiple(kind, where)
     times = "" if multiple is None else f" [{multiple:.2f}×]"
-    return _figure(getattr(row, kind)[where], 3) + times
+    return figure_text(getattr(row, kind)[where], 3) + times
 
 
-def _figure(figure: Figure, digits: int, *, scale: float = 1.0) -> str:
+def figure_text(figure: Figure, digits: int, *, scale: float = 1.0) -> str:
+    """Mean ± standard deviation."""
     if figure.mean is None:
         return "–"
     spread = "" if figure.std is None else f" ± {scale * figure.std:.{digits}f}"
