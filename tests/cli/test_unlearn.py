@@ -17,11 +17,11 @@ import fastntk
 from fastntk.bundle import load_run, source_samples
 from fastntk.cli import unlearn as unlearn_module
 from fastntk.cli.app import app
-from fastntk.cli.method_options import method_options
+from fastntk.cli.method_options import METHOD_NAMES, method_options
 from fastntk.cli.request import parse_bytes
 from fastntk.errors import InputError
 from fastntk.manifest import read_manifest
-from fastntk.unlearning import validity
+from fastntk.unlearning import METHODS, validity
 from fastntk.unlearning.saved import load_result, save_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
@@ -246,10 +246,14 @@ def test_option_texts_become_what_the_method_expects() -> None:
     assert method_options("max-loss", {}, ["lr=1e-3", "batch-size=4"]) == {"lr": 1e-3, "batch_size": 4}
 
 
+def test_the_help_names_every_method() -> None:
+    assert tuple(METHODS) == METHOD_NAMES
+
+
 def test_estimates_count_every_method(run: Any) -> None:
     from fastntk.cli.request import Request
 
-    for method in ("fast-ntk", "tangent-replay", "retrain", "max-loss"):
+    for method in ("fast-ntk", "tangent-replay", "retrain", "max-loss", "fisher"):
         text = unlearn_module._estimate(run, Request((0,), None), forget=4, method=method, options={})
         assert re.match(r"[\d.]+ (s|min|h) \(Retrain", text)
 

@@ -13,6 +13,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fastntk.errors import InputError
 
+METHOD_NAMES = (
+    "fast-ntk", "tangent-replay", "retrain", "full", "max-loss", "random-label", "fine-tune", "neggrad+", "scrub", "ssd", "salun",
+    "fisher",
+)  # fmt: skip
+"""Those of ``fastntk.unlearning.METHODS``, here without importing torch for a help text; a test compares them."""
 _WORDS = {"true": True, "false": False}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.cli.method_options import METHOD_NAMES, method_options
 from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, duration, percent, progress
 from fastntk.cli.request import Classes, DataOverride, Ids, IdsFile, Request, check_request, open_run, resolve
@@ -27,7 +28,7 @@ def unlearn(
     ids_file: IdsFile = None,
     method: Annotated[
         str,
-        typer.Option("--method", help="fast-ntk, tangent-replay, retrain, full, max-loss or random-label."),
+        typer.Option("--method", help=f"{', '.join(METHOD_NAMES[:-1])} or {METHOD_NAMES[-1]}."),
     ] = "fast-ntk",
     after: Annotated[
         Path | None,
@@ -64,7 +65,6 @@ def unlearn(
     named = check_request(classes, ids, ids_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
-    from fastntk.cli.method_options import method_options
     from fastntk.unlearning import unlearn as forget
     from fastntk.unlearning.saved import load_result, save_result
 
@@ -108,17 +108,18 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
     from fastntk.linalg import readable
     from fastntk.planning import plan
     from fastntk.recipe import Recipe
+    from fastntk.unlearning.methods.costs import training_passes
 
     if method == "full":
         return "nothing to compute"
     made = plan(run, classes=request.classes, ids=request.ids)
     recipe = run.recipe or Recipe()
+    retain = max(made.sizes.retain, 1)
     retained_epoch = made.retrain_seconds / max(recipe.epochs, 1)
     if method == "retrain":
         seconds = made.retrain_seconds
-    elif method in ("max-loss", "random-label"):
-        epochs = options.get("epochs", 2 if method == "max-loss" else 5)
-        seconds = retained_epoch * epochs * forget / max(made.sizes.retain, 1)
+    elif (passes := training_passes(method, options, retain=retain, forget=forget, classes=run.data.num_classes)) is not None:
+        seconds = retained_epoch * passes / retain
     else:
         routes = [route for route in made.routes if route.method == method and route.rows == "in memory"]
         fitting = [route for route in routes if route.fits or route.why_not.startswith("needs the recipe")]

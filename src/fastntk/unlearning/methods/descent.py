@@ -66,9 +66,10 @@ class Descent:
         """Logits (b, C) of the samples at these positions, with their graph."""
         return logits(self.model, self.inputs[batch])
 
-    def loss(self, batch: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Mean loss of the run's kind on these positions, under their own labels or others."""
-        return batch_loss(self.outputs(batch), self.labels[batch] if labels is None else labels, self.recipe)
+    def loss(self, batch: Tensor, *, labels: Tensor | None = None, outputs: Tensor | None = None) -> Tensor:
+        """Mean loss of the run's kind on these positions, under their own labels or others, from outputs already made or new."""
+        outputs = self.outputs(batch) if outputs is None else outputs
+        return batch_loss(outputs, self.labels[batch] if labels is None else labels, self.recipe)
 
     def step(self, objective: Tensor, *, penalty: bool = True) -> None:
         """One Adam step down the objective, and, unless told otherwise, the run's penalty."""

@@ -49,7 +49,7 @@ def salun(
         for batch in batches(retain, batch_size, descent.retain_draws):
             gone = next(forget)
             shift = torch.randint(1, classes, (len(gone),), generator=descent.forget_draws).to(descent.labels)
-            objective = descent.loss(gone, (descent.labels[gone] + shift) % classes)
+            objective = descent.loss(gone, labels=(descent.labels[gone] + shift) % classes)
             descent.step(objective + alpha * descent.loss(batch) if alpha > 0 else objective)
     return descent.outcome(options | {"movable": int(mask.sum())})
 

@@ -53,9 +53,10 @@ def scrub(
             for batch in batches(forget, batch_size, descent.forget_draws):
                 descent.step(-divergence(teacher[batch], descent.outputs(batch)), penalty=False)
         for batch in batches(retain, batch_size, descent.retain_draws):
-            objective = gamma * descent.loss(batch)
+            outputs = descent.outputs(batch)
+            objective = gamma * descent.loss(batch, outputs=outputs)
             if alpha > 0:
-                objective = objective + alpha * divergence(teacher[batch], descent.outputs(batch))
+                objective = objective + alpha * divergence(teacher[batch], outputs)
             descent.step(objective)
     return descent.outcome(options)
 
