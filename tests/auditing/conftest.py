@@ -1,0 +1,50 @@
+"""A toy that overfits: random features, a tuned norm and head, labels half noise. Trains in a fraction of a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import fastntk
+from fastntk.data import Samples
+
+CLASSES, WIDTH = 3, 96
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(6, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    nn.init.zeros_(model[3].weight)
+    nn.init.zeros_(model[3].bias)
+    return model.eval()
+
+
+def drawn(count: int, *, seed: int, prefix: str) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 6, generator=generator)
+    truth = inputs[:, :CLASSES].argmax(1)
+    noise = torch.randint(0, CLASSES, (count,), generator=generator)
+    labels = torch.where(torch.rand(count, generator=generator) < 0.5, noise, truth)
+    return Samples(inputs, labels, ids=[f"{prefix}{number:04d}x" for number in range(count)], classes=["ant", "bee", "cat"])
+
+
+@dataclass(frozen=True, eq=False)
+class Toy:
+    run: fastntk.Run
+    holdout: Samples
+
+    def ids(self, count: int) -> list[str]:
+        return [self.run.data.ids[number] for number in range(0, 3 * count, 3)]
+
+
+@pytest.fixture(scope="session")
+def toy() -> Toy:
+    model = network()
+    subset = fastntk.tune(model, "norm+head")
+    samples = drawn(90, seed=0, prefix="train-")
+    recipe = fastntk.Recipe(epochs=60, lr=2e-2, batch_size=16, weight_decay=0.0)
+    return Toy(fastntk.fit(model, subset, samples, recipe), drawn(240, seed=1, prefix="unseen-"))
