@@ -38,8 +38,9 @@ bench: $(ALL)
 	$(PIP) -c benchmarks/constraints.txt -e '.[timm,hf,test,bench]'
 	$(BIN)/python -m benchmarks
 
-tables: $(CORE)
+tables: $(ALL)
 	$(BIN)/python -m fastntk.experiments tables unlearning
+	$(BIN)/python -m fastntk.experiments.results_page
 	$(BIN)/python -m benchmarks.report results/bench
 
 $(BIN)/python:

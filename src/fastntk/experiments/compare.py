@@ -51,13 +51,17 @@ class Ours:
 
 @dataclass(frozen=True)
 class Entry:
-    """One method of one cell: figures by metric, None where not run or not defined, and how many seeds were run."""
+    """One method of one cell: figures by metric, None where not run or not defined, and how many seeds were run.
+
+    ``recovered``: the share of Retrain's change of the forget loss that the method makes, where that was measured.
+    """
 
     label: str
     seeds: int
     wanted: int
     ours: dict[str, Ours | None]
     published: dict[str, paper.Published | None]
+    recovered: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ def _entries(cell: Cell, published: paper.Table, folder: Path) -> Iterator[Entry
             for metric in ACCURACIES:
                 ours[metric.key] = Ours(Figure.of(100 * record["accuracy"]["method"][metric.key] for record in records))
             ours[RELEARN.key] = _relearned(records)
-        yield Entry(method.label, len(records), len(cell.setting.seeds), ours, theirs)
+        recovered = Figure.of(record["recovered"] for record in records).mean
+        yield Entry(method.label, len(records), len(cell.setting.seeds), ours, theirs, recovered)
 
 
 def _probe_entries(cell: Cell, published: paper.Table, folder: Path) -> Iterator[Entry]:

@@ -16,7 +16,7 @@ COLOURS = {
     "full": "#7f7f7f", "max-loss": "#d62728", "random-label": "#ff7f0e", "fast-ntk": "#1f77b4", "tangent-replay": "#17a398",
     "retrain": "#111111", "pre-trained": "#9467bd", "random-init": "#c49c94",
 }  # fmt: skip
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fastntk",
     "svg.fonttype": "none",
     "font.size": 8,
