@@ -29,7 +29,7 @@ def relearn_curves(relearned: Mapping[str, Mapping[str, Any]], *, name: str, tit
             f"below {threshold:g}: learned",
             (0, threshold),
             xycoords=("axes fraction", "data"),
-            xytext=(5, -4),
+            xytext=(5, -7),
             textcoords="offset points",
             va="top",
             fontsize=11,
@@ -100,7 +100,7 @@ def _losses(figures: Mapping[str, Any]) -> list[float]:
 def _range(relearned: Mapping[str, Mapping[str, Any]], threshold: float) -> tuple[float, float]:
     """The losses shown, a little wider than what is there."""
     losses = [loss for figures in relearned.values() for loss in _losses(figures) if loss == loss] + [threshold]
-    return min(min(losses) / 1.5, threshold / 2.4), max(losses) * 1.6
+    return min(min(losses) / 1.5, threshold / 3), max(losses) * 1.6
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -67,13 +67,14 @@ def _sentence(model: str, matrix: Counts, labels: Sequence[int], names: Sequence
         for answer, number in enumerate(matrix[label]):
             if answer != label and number:
                 totals[answer] = totals.get(answer, 0.0) + number
-    text = f"{model_name(model)}: {percent(_right(matrix, labels))} are called by their own label"
+    right = _right(matrix, labels)
+    text = f"{model_name(model)}: {percent(right) if right else 'none'} are called by their own label"
     most = sorted(totals, key=lambda answer: (-totals[answer], answer))[:3]
     if not most:
         return f"{text}."
     everything = sum(sum(matrix[label]) for label in labels)
     listed = join([f"“{clean(names[answer], most=40)}” ({percent(totals[answer] / everything)})" for answer in most])
-    return f"{text}, the others mostly {listed}."
+    return f"{text}, {'the others' if right else 'but'} mostly {listed}."
 
 
 def _table(matrices: Mapping[str, Counts], labels: Sequence[int], names: Sequence[str]) -> Table:

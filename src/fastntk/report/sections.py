@@ -126,7 +126,7 @@ def membership(record: Mapping[str, Any]) -> Section:
         tables.append(table("KLoM, distance of the margins to those of Retrain", "Over samples", models_in(klom), cells))
     missing = [] if found.get("population") else [("The attack on membership", AUDIT)]
     if not found.get("u_lira"):
-        missing.append(("The stronger attack U-LiRA, with an ensemble of models trained for it", "fastntk audit --help"))
+        missing.append(("U-LiRA and KLoM, which compare many models that forgot with many Retrains", f"{AUDIT} --ensemble 16"))
     if found.get("population") and not has_reference(record):
         missing.append(RETRAIN)
     return Section(tuple(plots), tuple(tables), _ensemble_remark(found), tuple(missing))
@@ -149,7 +149,9 @@ def distances(record: Mapping[str, Any]) -> Section:
         ("Measure", *(PAIRS[pair][0] for pair in found)),
         tuple((_measure(key), *(_distance(key, figures.get(key)) for figures in found.values())) for key in keys),
     )
-    missing = () if "retrain_spread" in found else (("The spread between Retrains of several seeds", "fastntk audit --help"),)
+    missing = (
+        () if "retrain_spread" in found else (("The spread between Retrains of several seeds", f"{RETRAIN[1]} --retrains 2"),)
+    )
     return Section(tuple(plots), (listed,), _spread_remark(found), missing)
 
 
@@ -170,7 +172,7 @@ def probes(record: Mapping[str, Any]) -> Section:
     return Section(
         tables=tuple(tables),
         remarks=(note,) if note else (),
-        missing=() if tables else (("Linear probes", "fastntk audit --help"),),
+        missing=() if tables else (("Linear probes", f"{AUDIT} --probes"),),
     )
 
 

@@ -92,7 +92,7 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
         _expect(isinstance(value, dict), "an object", value, where)
         for name, check in required.items():
             if name not in value:
-                raise InputError(f"{where} has no field {name!r}")
+                raise InputError(f"{where or 'the record'} has no field {name!r}")
             check(value[name], f"{where}.{name}" if where else name)
         for name, check in (optional or {}).items():
             if value.get(name) is not None:

@@ -91,6 +91,7 @@ def drawing(height: float, *, width: float = WIDTH) -> Iterator[tuple[Figure, An
 
 def finish(figure: Figure, name: str, *, title: str, words: str) -> Plot:
     """Turn a figure into a plot; ``name`` is unique on the page. Call it inside :func:`drawing`."""
+    name = f"plot-{name}"
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=72, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(buffer.getvalue())
@@ -152,6 +153,7 @@ def _page_style(style: str) -> str:
     """Stand-in colours to variables; the font's size and weight stay, its family is the page's."""
     for role, colour in COLOUR.items():
         style = style.replace(colour, f"var(--plot-{role})")
+    style = re.sub(r"font-family:[^;]*;?\s*", "", style)
     return re.sub(r"font:\s*((?:bold|\d{3})\s+)?([\d.]+px)[^;]*", _font, style)
 
 

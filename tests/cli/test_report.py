@@ -1,0 +1,189 @@
+"""``fastntk report``: from a real audit to a page, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from fastntk.bundle import load_run, source_samples
+from fastntk.cli.app import app
+from fastntk.cli.report import as_png
+from fastntk.manifest import read_manifest
+from fastntk.report import record_digest, render
+
+SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
+
+
+def command(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, a result with its audit, and a result without."""
+    root = tmp_path_factory.mktemp("report-cli")
+    steps: list[list[object]] = [
+        ["finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", root / "run"],
+        ["unlearn", root / "run", "--classes", "0", "--method", "full", "--out", root / "result"],
+        ["unlearn", root / "run", "--classes", "1", "--method", "full", "--out", root / "unaudited"],
+        ["audit", root / "run", root / "result", "--holdout", "digits@test", "--relearn-cap", "1", "--no-probes"],
+    ]
+    for step in steps:
+        done = command(*step)
+        assert done.exit_code == 0, done.output
+    return root
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to play with; the working folder."""
+    for name in ("run", "result", "unaudited"):
+        shutil.copytree(made / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_real_audit_becomes_a_page(place: Path) -> None:
+    record = json.loads((place / "result" / "audit.json").read_text())
+    done = command("report", "result")
+    assert done.exit_code == 0, done.output
+    assert "Wrote result/report.html" in done.stdout
+    page = (place / "result" / "report.html").read_text("utf-8")
+    assert page == render(record)
+    assert f"Verdict: {record['verdict']['level']}" in page
+    assert command("info", "result").exit_code == 0
+
+
+def test_the_page_names_nobody(place: Path) -> None:
+    command("report", "result")
+    page = (place / "result" / "report.html").read_text("utf-8")
+    run = load_run(place / "run", samples=source_samples(read_manifest(place / "run")))
+    cells = set(re.findall(r">([^<>]*)<", page))
+    forgotten = [name for name, label in zip(run.data.ids, run.data.labels.tolist()) if label == 0]
+    assert not {name for name in forgotten if len(name) > 1} & cells
+    assert "<img" not in page
+
+
+def test_json_is_one_object_and_the_file_may_be_named(place: Path) -> None:
+    done = command("report", "result/audit.json", "--out", "pages/page.html", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    record = json.loads((place / "result" / "audit.json").read_text())
+    assert told == {
+        "command": "report",
+        "result": "result/audit.json",
+        "out": "pages/page.html",
+        "bytes": (place / "pages" / "page.html").stat().st_size,
+        "record_sha256": record_digest(record),
+        "verdict": record["verdict"]["level"],
+        "thumbnails": 0,
+    }
+
+
+def test_overwriting_has_to_be_asked_for(place: Path) -> None:
+    assert command("report", "result").exit_code == 0
+    refused = command("report", "result")
+    assert refused.exit_code == 2
+    assert "exists already" in refused.stderr
+    assert command("report", "result", "--overwrite").exit_code == 0
+
+
+def test_thumbnails_show_the_forgotten_pictures_and_no_others(place: Path) -> None:
+    done = command("report", "result", "--thumbnails", "--run", "run", "--data", "digits@train", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["thumbnails"] == 4
+    assert "erase it together" in done.stderr
+    page = (place / "result" / "report.html").read_text("utf-8")
+    assert page.count('src="data:image/png;base64,') == 4
+    assert "This file holds pictures that were asked to be forgotten." in page
+
+
+def test_a_thumbnail_is_the_picture_before_normalisation() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    normalised = ((pixels / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1).astype(np.float32)
+    with Image.open(io.BytesIO(as_png(normalised, mean=mean, std=std))) as image:
+        assert np.array_equal(np.asarray(image), pixels)
+    large = np.zeros((3, 400, 200), dtype=np.float32)
+    with Image.open(io.BytesIO(as_png(large, mean=mean, std=std))) as image:
+        assert image.size == (48, 96)
+
+
+def _newer(folder: Path) -> None:
+    (folder / "audit.json").write_text('{"schema": "fastntk-audit/2"}')
+
+
+def _truncated(folder: Path) -> None:
+    file = folder / "audit.json"
+    file.write_text(file.read_text()[:500])
+
+
+def _of_another(folder: Path) -> None:
+    record = json.loads((folder / "audit.json").read_text())
+    record["subject"]["result"]["tuned"] = "0" * 64
+    (folder / "audit.json").write_text(json.dumps(record))
+
+
+def _other_data(folder: Path) -> None:
+    record = json.loads((folder / "audit.json").read_text())
+    record["subject"]["run"]["data"] = "0" * 64
+    (folder / "audit.json").write_text(json.dumps(record))
+
+
+def _per_cent(folder: Path) -> None:
+    record = json.loads((folder / "audit.json").read_text())
+    record["accuracy"]["forget"]["full"] = 97.0
+    (folder / "audit.json").write_text(json.dumps(record))
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "tuned.safetensors").unlink()
+
+
+WRONG = [
+    ("report", None, "RESULT"),
+    ("report nowhere", None, "nowhere is not there"),
+    ("report unaudited", None, "fastntk audit RUN unaudited --holdout SRC"),
+    ("report run", None, "has no audit.json"),
+    ("report result", _newer, "has schema 'fastntk-audit/2'"),
+    ("report result", _truncated, "cannot be read as an audit record"),
+    ("report result", _per_cent, "accuracy.forget.full: expected a fraction from 0 to 1, found 97.0"),
+    ("report result", _of_another, "is about another result"),
+    ("report result", _no_weights, "tuned.safetensors is missing"),
+    ("report result/manifest.json", None, "no audit record"),
+    ("report result --out result", None, "exists already"),
+    ("report result --out result --overwrite", None, "not replaced"),
+    ("report result --out result/audit.json/page.html", None, "is not a folder"),
+    ("report result --thumbnails", None, "--thumbnails needs --run RUN"),
+    ("report result --run run", None, "for --thumbnails only"),
+    ("report result --data digits", None, "for --thumbnails only"),
+    ("report result --thumbnails --run unaudited", None, "expected 'run'"),
+    ("report result --thumbnails --run nowhere", None, "no such folder"),
+    ("report result --thumbnails --run run --data digits@test", None, "data changed since this run"),
+    ("report result --thumbnails --run run", _other_data, "another run's data"),
+    ("report result --pictures", None, "--pictures"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "spoil", "message"), WRONG, ids=[f"{line} {spoil and spoil.__name__}" for line, spoil, _ in WRONG]
+)
+def test_wrong_usage_is_told_and_changes_nothing(place: Path, line: str, spoil: Any, message: str) -> None:
+    if spoil is not None:
+        spoil(place / "result")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    done = command(*line.split())
+    assert done.exit_code == 2, done.output
+    told = re.sub(r"[\s│]+", " ", done.stderr)
+    assert message in told
+    assert "Traceback" not in told
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
