@@ -58,18 +58,15 @@ def answers(model: nn.Module, vector: Tensor, sets: Mapping[str, Samples], *, ti
 def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = True) -> tuple[Tensor, Tensor | None]:
     """Eval-mode logits (n, C) and, where the model ends in a linear head, its inputs (n, H)."""
     seen: list[Tensor] = []
-    handles = (
-        [head.register_forward_pre_hook(lambda _, given: seen.append(_flat(given[0])))]
-        if (head := _head(model) if features else None) is not None
-        else []
-    )
+    head = _head(model) if features else None
+    hook = None if head is None else head.register_forward_pre_hook(lambda _, given: seen.append(_flat(given[0])))
     try:
         with eval_mode(model):
             batches = fast_layout(model, inputs).split(BATCH)
             outputs = torch.cat([logits(model, batch) for batch in track(batches, title)])
     finally:
-        for handle in handles:
-            handle.remove()
+        if hook is not None:
+            hook.remove()
     inner = torch.cat(seen) if seen and sum(len(part) for part in seen) == len(outputs) else None
     return outputs, inner
 

@@ -19,8 +19,9 @@ import torch
 
 from fastntk.auditing import record as parts
 from fastntk.auditing.answers import Answers, answers
+from fastntk.auditing.costs import estimate
 from fastntk.auditing.distances import accuracies, compare, mean_of
-from fastntk.auditing.ensembles import EnsembleKind, ensemble_figures
+from fastntk.auditing.ensembles import EnsembleKind, check_ensemble, ensemble_figures
 from fastntk.auditing.figures import definitions
 from fastntk.auditing.membership import LEAST, attack_features, population_attack
 from fastntk.auditing.probes import linear_probe, random_model
@@ -68,10 +69,12 @@ def audit(
     if len(result.split.forget) == 0:
         raise InputError("There is nothing to audit: the result forgot no samples.")
     shared = check_holdout(run, holdout)
-    retrained = 0 if reference is None else 2 if reference == "retrain" and retrains else 1
-    if isinstance(reference, list | tuple):
-        retrained = len(reference)
-    check_possible(conditions, given=_given(retrained, ensemble=ensemble, membership=membership, probes=probes))
+    planned = _planned(reference, retrains)
+    check_possible(conditions, given=_given(planned, ensemble=ensemble, membership=membership, probes=probes))
+    if ensemble is not None:
+        check_ensemble(run, size=ensemble, kind=ensemble_kind)
+    if not relearn_threshold > 0 or relearn_cap < 0:
+        raise InputError(f"relearn_threshold must be > 0 and relearn_cap ≥ 0; got {relearn_threshold} and {relearn_cap}.")
     honest = references(run, result, reference, retrains=retrains)
     sets = {"retain": result.retained, "forget": result.forgotten, "holdout": holdout}
     models, others = _ask(run, result, honest, sets, features=probes)
@@ -95,7 +98,10 @@ def audit(
         made["distances"] = _distances(run, models, others)
     made["membership"] = _membership(models, seed=seed) if membership else {}
     if ensemble is not None:
-        made["membership"] |= ensemble_figures(run, result, size=ensemble, kind=ensemble_kind, cache=cache)
+        expected = estimate(run, result, holdout=holdout, retrains=0, ensemble=ensemble, ensemble_kind=ensemble_kind)["ensemble"]
+        found = ensemble_figures(run, result, size=ensemble, kind=ensemble_kind, cache=cache)
+        found["u_lira"]["ensemble"]["estimated_seconds"] = expected
+        made["membership"] |= found
     made |= {
         "flow": parts.flow(models, classes),
         "loss_histogram": parts.loss_histogram(models),
@@ -108,6 +114,15 @@ def audit(
     made["requirements"] = [evaluate(condition, made) for condition in conditions]
     made["limits"] = _limits(made, shared=shared)
     return made
+
+
+def _planned(reference: Reference, retrains: int) -> int:
+    """How many Retrains there will be."""
+    if reference is None:
+        return 0
+    if isinstance(reference, str):
+        return 1 + retrains
+    return 1 if isinstance(reference, Unlearned) else len(reference)
 
 
 def _given(retrained: int, *, ensemble: int | None, membership: bool, probes: bool) -> set[str]:
@@ -220,8 +235,19 @@ def _limits(made: Mapping[str, Any], *, shared: int) -> list[str]:
             f"The attack has {sizes['holdout']} unseen samples of the classes concerned: its rate at 1 % false positives is the "
             "rate at none."
         )
-    if "u_lira" not in made["membership"]:
-        sentences.append("No attack per sample (U-LiRA) was made: it needs an ensemble of models.")
+    sentences += _ensemble_limits(made)
     if shared:
         sentences.append(f"{shared} of the hold-out samples are exact copies of training samples.")
+    return sentences
+
+
+def _ensemble_limits(made: Mapping[str, Any]) -> list[str]:
+    lira = made["membership"].get("u_lira")
+    if lira is None:
+        return ["No attack per sample (U-LiRA) was made: it needs an ensemble of models."]
+    sentences = ["The models of the ensemble saw the forgotten samples and stay in the cache until somebody deletes them."]
+    if lira["ensemble"]["kind"] == "tangent":
+        sentences.append("The ensemble was made by replay in a linear model of the network, not by training.")
+        if made["subject"]["method"] == "tangent-replay":
+            sentences.append("It presumes what tangent-replay presumes, so it cannot find what both get wrong: use a real one.")
     return sentences

@@ -37,14 +37,25 @@ class Figure:
         return self.key.startswith("accuracy.")
 
 
-def _by_model(key: str, name: str | None, title: str, definition: str, better: str, unit: str, **more: Any) -> Figure:
-    place = more.pop("place", key)
-    paths = {model: f"{place}.{model}{more.get('leaf', '')}" for model in MODELS}
-    more.pop("leaf", None)
-    return Figure(key, title, definition, better, unit, name, paths, **more)
+def _by_model(
+    key: str,
+    name: str,
+    title: str,
+    definition: str,
+    better: str,
+    unit: str,
+    *,
+    place: str | None = None,
+    leaf: str = "",
+    needs: tuple[str, ...] = (),
+) -> Figure:
+    """A figure that each model has by itself, at ``place.<model>leaf`` of the record."""
+    paths = {model: f"{place or key}.{model}{leaf}" for model in MODELS}
+    return Figure(key, title, definition, better, unit, name, paths, needs)
 
 
 def _distance(figure: str, name: str, title: str, definition: str, better: str, unit: str) -> Figure:
+    """A figure of a pair of models, one of them Retrain."""
     paths = {"unlearned": f"distances.same_seed.{figure}", "full": f"distances.full.{figure}"}
     paths["spread"] = f"distances.retrain_spread.{figure}"
     return Figure(f"distances.{figure}", title, definition, better, unit, name, paths, needs=("reference",))

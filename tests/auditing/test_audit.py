@@ -1,0 +1,203 @@
+"""The whole record: its shape, what it never holds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import fastntk
+from fastntk.auditing import accuracy, schema, total_variation
+from fastntk.auditing.figures import BY_NAME, value_of
+from fastntk.data import Samples
+from fastntk.errors import InputError
+from fastntk.training import predict
+
+
+def valid(record: dict[str, Any]) -> None:
+    checker = jsonschema.Draft202012Validator(schema())
+    problems = [f"{list(error.absolute_path)}: {error.message[:200]}" for error in checker.iter_errors(record)]
+    assert not problems
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+@pytest.fixture(scope="module")
+def result(toy):
+    return fastntk.unlearn(toy.run, ids=toy.ids(20), method="tangent-replay")
+
+
+@pytest.fixture(scope="module")
+def record(toy, result, tmp_path_factory):
+    wanted = ["forget_accuracy<=retrain+100", "total_variation_forget<=0"]
+    cache = tmp_path_factory.mktemp("cache")
+    return fastntk.audit(
+        toy.run, result, holdout=toy.holdout, reference="retrain", retrains=2, require=wanted, ensemble=8, cache=cache
+    )
+
+
+def test_the_schema_is_one_and_the_record_fits_it(record) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    valid(record)
+    broken = copy.deepcopy(record)
+    del broken["accuracy"]["forget"]["unlearned"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, schema())
+
+
+def test_every_figure_that_can_be_required_is_there(record) -> None:
+    absent = {name for name, figure in BY_NAME.items() if value_of(record, figure, "unlearned") is None}
+    # No whole class was forgotten, so the hold-out set is not split by class.
+    assert absent == {"holdout_forgotten_classes_accuracy", "holdout_kept_classes_accuracy"}
+
+
+def test_figures_are_those_of_the_models(toy, result, record) -> None:
+    retrain = fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain")
+    forgotten = retrain.forgotten
+    for name, model in (("full", toy.run.model), ("unlearned", result.model), ("retrain", retrain.model)):
+        outputs = predict(model, forgotten.inputs)
+        assert record["accuracy"]["forget"][name] == accuracy(outputs, forgotten.labels)
+        table = torch.tensor(record["flow"][name])
+        assert int(table.diagonal().sum()) == round(20 * accuracy(outputs, forgotten.labels))
+        assert sum(record["loss_histogram"][name]["holdout"]) == len(toy.holdout)
+    p, q = (predict(model, toy.holdout.inputs).double().softmax(1) for model in (result.model, retrain.model))
+    assert record["distances"]["same_seed"]["total_variation"]["holdout"] == pytest.approx(total_variation(p, q))
+    assert record["reference"] == {"made": True, "seed": 0, "other_seeds": [1, 2]}
+    assert [item["passed"] for item in record["requirements"]] == [True, False]
+    assert record["membership"]["population"]["full"]["auc"] > record["membership"]["population"]["retrain"]["auc"]
+
+
+def test_no_id_is_anywhere_in_it(toy, record) -> None:
+    text = json.dumps(record)
+    assert not [name for name in (*toy.run.data.ids, *toy.holdout.ids) if name in text]
+    assert len({item["digest"] for item in record["samples"]}) == 20
+
+
+def test_nothing_is_touched_and_the_same_seed_gives_the_same_record(toy, result, record) -> None:
+    run = toy.run
+    run.model.train()
+    states = [copy.deepcopy(model.state_dict()) for model in (run.model, result.model)]
+    generator = torch.random.get_rng_state()
+    try:
+        options = {"reference": "retrain", "holdout": toy.holdout}
+        one, two = (fastntk.audit(run, result, **options) for _ in range(2))
+        assert run.model.training
+    finally:
+        run.model.eval()
+    assert torch.equal(generator, torch.random.get_rng_state())
+    for state, model in zip(states, (run.model, result.model)):
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    changing = ("created", "cost", "verdict")  # the verdict's text names the cost
+    assert {k: v for k, v in one.items() if k not in changing} == {k: v for k, v in two.items() if k not in changing}
+    assert one["verdict"]["level"] == two["verdict"]["level"]
+    assert one["accuracy"] == record["accuracy"]
+
+
+def test_retrain_audited_against_itself_is_like_retrain(toy) -> None:
+    honest = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
+    made = fastntk.audit(toy.run, honest[0], holdout=toy.holdout, reference=honest)
+    valid(made)
+    same = made["distances"]["same_seed"]
+    assert same["total_variation"] == {"forget": 0.0, "holdout": 0.0}
+    assert (same["weights"], same["recovered"], same["tug_of_war"]) == (0.0, 1.0, 1.0)
+    assert made["verdict"]["level"] == "like retrain"
+    assert made["cost"]["ratio_to_retrain"] == 1.0
+
+
+def test_nothing_done_leaves_memory(toy) -> None:
+    nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
+    made = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", probes=False)
+    valid(made)
+    assert made["verdict"]["level"] == "memory left"
+    assert made["distances"]["same_seed"]["recovered"] == 0.0
+    assert made["relearn"]["unlearned"] == made["relearn"]["full"]
+    assert "probes" not in made
+
+
+def test_without_a_reference_the_record_says_so(toy, result) -> None:
+    bare = dataclasses.replace(toy.run, recipe=None)
+    made = fastntk.audit(bare, dataclasses.replace(result, run=bare), holdout=toy.holdout)
+    valid(made)
+    assert made["reference"] == {"made": False, "seed": None, "other_seeds": []}
+    assert "distances" not in made
+    assert "retrain" not in made["accuracy"]["forget"]
+    assert made["verdict"]["level"] == ("not to be trusted" if made["details"]["validity"]["reasons"] else "no reference")
+
+
+def test_a_class_request_splits_the_hold_out_set(toy) -> None:
+    gone = fastntk.unlearn(toy.run, classes=["bee"], method="retrain")
+    made = fastntk.audit(toy.run, gone, holdout=toy.holdout, reference=gone)
+    valid(made)
+    assert made["request"]["whole_classes"] == ["bee"]
+    assert made["accuracy"]["holdout_forgotten_classes"]["retrain"] == 0.0
+    share = float((toy.holdout.labels == 1).double().mean())
+    parts = (made["accuracy"][f"holdout_{part}_classes"]["full"] for part in ("forgotten", "kept"))
+    assert sum(w * a for w, a in zip((share, 1 - share), parts)) == pytest.approx(made["accuracy"]["holdout"]["full"])
+    assert made["membership"]["sizes"]["holdout"] == round(share * 240)
+
+
+def test_outputs_that_are_no_numbers_still_give_a_record(toy) -> None:
+    broken = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
+    broken.subset.set(torch.full((toy.run.subset.numel,), torch.nan))
+    made = fastntk.audit(toy.run, broken, holdout=toy.holdout, reference="retrain", retrains=0)
+    valid(made)
+    assert made["loss"]["forget"]["unlearned"] is None
+    assert made["membership"]["population"]["unlearned"] is None
+    assert made["verdict"]["level"] == "differs from retrain"
+    assert any("not numbers" in reason for reason in made["verdict"]["reasons"])
+
+
+def test_few_samples_give_no_attack_but_a_record(toy) -> None:
+    few = fastntk.unlearn(toy.run, ids=toy.ids(4), method="full")
+    made = fastntk.audit(toy.run, few, holdout=toy.holdout, probes=False, relearn_cap=2)
+    valid(made)
+    assert made["membership"]["population"] is None
+    assert any("No attack" in sentence for sentence in made["limits"])
+
+
+def refused(toy, result, **options: Any) -> str:
+    with pytest.raises(InputError) as error:
+        fastntk.audit(toy.run, result, **({"holdout": toy.holdout} | options))
+    return str(error.value)
+
+
+def test_what_does_not_belong_together_is_refused(toy, result) -> None:
+    run = toy.run
+    other = fastntk.unlearn(run, ids=toy.ids(19), method="retrain")
+    assert "same request" in refused(toy, result, reference=other)
+    assert "only a Retrain can be the reference" in refused(toy, result, reference=result)
+    late = fastntk.unlearn(run, ids=toy.ids(20), method="retrain", seed=5)
+    assert "own seed 0" in refused(toy, result, reference=late)
+    honest = fastntk.unlearn(run, ids=toy.ids(20), method="retrain")
+    assert "different seeds" in refused(toy, result, reference=[honest, honest])
+    assert "None, 'retrain' or a result" in refused(toy, result, reference="retrian")
+    assert "empty list" in refused(toy, result, reference=[])
+    strange = dataclasses.replace(result, run=dataclasses.replace(run, anchor=run.anchor + 1))
+    assert "another run" in refused(toy, strange)
+    assert "forgot no samples" in refused(toy, fastntk.unlearn(run, ids=[], method="full"))
+    bare = dataclasses.replace(run, recipe=None)
+    with pytest.raises(InputError, match="the run has none"):
+        fastntk.audit(bare, dataclasses.replace(result, run=bare), holdout=toy.holdout, reference="retrain")
+
+
+def test_hold_out_sets_that_do_not_fit_are_refused(toy, result) -> None:
+    unseen = toy.holdout
+    assert "got list" in refused(toy, result, holdout=[1])
+    assert "is empty" in refused(toy, result, holdout=unseen.subset([]))
+    assert "shape (5,)" in refused(toy, result, holdout=Samples(unseen.inputs[:, :5], unseen.labels))
+    assert "Labels must be 0…2" in refused(toy, result, holdout=Samples(unseen.inputs, unseen.labels + 1))
+    renamed = Samples(unseen.inputs, unseen.labels, classes=["bee", "ant", "cat"])
+    assert "names its classes" in refused(toy, result, holdout=renamed)
+    assert "90 of 90 hold-out samples are training samples" in refused(toy, result, holdout=toy.run.data)
+
+
+def test_requirements_are_refused_before_any_work(toy, result) -> None:
+    assert "needs a Retrain" in refused(toy, result, require=["recovered>=0.9"])
+    assert "several seeds" in refused(toy, result, reference="retrain", retrains=0, require=["weights<=spread"])
+    assert "cannot be read" in refused(toy, result, require="nonsense")
+    assert "at least 8 models" in refused(toy, result, reference="retrain", ensemble=2)
+    assert "relearn_threshold must be > 0" in refused(toy, result, reference="retrain", relearn_threshold=0.0)

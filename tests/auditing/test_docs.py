@@ -1,0 +1,34 @@
+"""docs/metrics.md names every figure and every threshold as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastntk.auditing import klom, membership, ulira, verdict
+from fastntk.auditing.ensembles import FEWEST
+from fastntk.auditing.figures import BY_NAME
+
+TEXT = " ".join((Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8").split())
+
+
+def test_every_name_is_explained() -> None:
+    assert not [name for name in BY_NAME if f"`{name}`" not in TEXT]
+
+
+def test_thresholds_are_those_of_the_code() -> None:
+    for sentence in (
+        f"recovered < {verdict.RECOVERED_LEAST};",
+        f"recovered > {verdict.RECOVERED_MOST};",
+        f"under {verdict.RELEARN_SHARE} × Retrain's epochs and at least {verdict.RELEARN_EPOCHS} epochs fewer",
+        f"over Retrain's by {verdict.ERRORS:.0f} standard errors",
+        f"by that and by {verdict.LIRA_GAP}",
+        f"an accuracy over {100 * verdict.POINTS:.0f} points and over {verdict.FEW} samples",
+        f"total variation over {verdict.SPREAD} × the spread",
+        f"below {verdict.LOSS_GAP} nats",
+        f"Under {membership.LEAST} samples on either side",
+        f"at least {100 * ulira.FLOOR:.0f} % of that of all values",
+        f"clipped to ±{klom.CLIP:.0f}",
+        f"between {klom.FEWEST} and {klom.MOST})",
+        f"K ≥ {FEWEST}",
+    ):
+        assert sentence in TEXT, sentence

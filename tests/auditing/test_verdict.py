@@ -1,0 +1,111 @@
+"""The verdict is a function of the record alone: one record a rule."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from fastntk.auditing.verdict import TEXT, verdict
+
+
+def attack(auc: float) -> dict[str, float]:
+    return {"auc": auc, "auc_standard_error": 0.03}
+
+
+def good() -> dict[str, Any]:
+    return {
+        "request": {"forget": 100, "retain": 900},
+        "subject": {"holdout": 2000},
+        "reference": {"made": True},
+        "details": {"validity": {"verdict": "ok", "reasons": []}},
+        "accuracy": {
+            "retain": {"full": 0.95, "unlearned": 0.94, "retrain": 0.95},
+            "forget": {"full": 0.95, "unlearned": 0.61, "retrain": 0.6},
+            "holdout": {"full": 0.65, "unlearned": 0.64, "retrain": 0.645},
+        },
+        "loss": {
+            "forget": {"full": 0.2, "unlearned": 1.0, "retrain": 1.0},
+            "retain": {"unlearned": 0.2},
+            "holdout": {"unlearned": 1},
+        },
+        "relearn": {
+            "unlearned": {"epochs": 18, "censored": False, "cap": 100},
+            "retrain": {"epochs": 20, "censored": False, "cap": 100},
+        },
+        "distances": {
+            "same_seed": {"recovered": 1.0, "total_variation": {"forget": 0.02, "holdout": 0.02}},
+            "retrain_spread": {"total_variation": {"forget": 0.018, "holdout": 0.018}},
+        },
+        "membership": {"population": {"unlearned": attack(0.52), "retrain": attack(0.5)}},
+        "cost": {"ratio_to_retrain": 0.4},
+    }
+
+
+CHANGES = [
+    ("details.validity", {"verdict": "retrain instead", "reasons": ["it went astray"]}, "not to be trusted", "it went astray"),
+    ("reference.made", False, "no reference", "no Retrain"),
+    ("distances.same_seed.recovered", 0.6, "memory left", "0.60 of the way"),
+    ("distances.same_seed.recovered", 1.6, "differs from retrain", "pushed too far"),
+    ("relearn.unlearned.epochs", 6, "memory left", "learnt again in 6 epochs, by Retrain in 20"),
+    ("relearn.retrain", {"epochs": None, "censored": True, "cap": 100}, "memory left", "by Retrain in more than 100"),
+    ("membership.population.unlearned", attack(0.7), "memory left", "population attack reaches AUC 0.70"),
+    ("membership.u_lira", {"unlearned": attack(0.8), "retrain": attack(0.5)}, "memory left", "U-LiRA reaches AUC 0.80"),
+    ("accuracy.holdout.unlearned", 0.5, "differs from retrain", "held-out samples is 50.0 %, Retrain's 64.5 %"),
+    ("distances.same_seed.total_variation.forget", 0.03, "differs from retrain", "forgotten samples are 0.030"),
+    ("loss.forget.unlearned", None, "differs from retrain", "not numbers"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "level", "reason"), CHANGES)
+def test_each_rule_by_itself(path: str, value: Any, level: str, reason: str) -> None:
+    record = good()
+    *parents, last = path.split(".")
+    place = record
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    before = copy.deepcopy(record)
+    found = verdict(record)
+    assert found["level"] == level
+    assert found["text"][0] == TEXT[level]
+    assert any(reason in text for text in found["reasons"])
+    assert record == before
+
+
+def test_like_retrain_has_no_reasons_and_says_what_was_seen() -> None:
+    found = verdict(good())
+    assert (found["level"], found["reasons"]) == ("like retrain", [])
+    assert "100 of 1000 training samples" in found["text"][1]
+    assert "95.0 % of them rightly; now 61.0 %; a model retrained without them 60.0 %" in found["text"][2]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("membership.population.unlearned", attack(0.57)),  # within the noise
+        ("relearn.unlearned.epochs", None),  # censored: slower than Retrain
+        ("accuracy.forget.unlearned", 0.615),
+        ("membership.population", None),
+        ("distances.retrain_spread", {}),
+    ],
+)
+def test_noise_and_missing_figures_are_no_reason(path: str, value: Any) -> None:
+    record = good()
+    *parents, last = path.split(".")
+    place = record
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    assert verdict(record)["level"] == "like retrain"
+
+
+def test_two_of_twenty_samples_are_no_reason_and_a_ratio_of_noise_is_not_judged() -> None:
+    record = good()
+    record["request"]["forget"] = 20
+    record["accuracy"]["forget"] = {"full": 0.9, "unlearned": 0.6, "retrain": 0.7}
+    assert verdict(record)["level"] == "like retrain"
+    record["loss"]["forget"] = {"full": 0.99, "unlearned": 0.98, "retrain": 1.0}
+    record["distances"]["same_seed"]["recovered"] = -1.0
+    assert verdict(record)["level"] == "like retrain"
