@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -326,11 +328,12 @@ def test_fisher_noise_where_the_data_says_nothing_is_the_clip() -> None:
 # What they are for
 
 
+# An epoch of this toy is one step, so more of them, and larger ones, than by default.
 STRONG = {
-    "neggrad+": {"alpha": 0.6, "lr": 0.02},
-    "scrub": {"lr": 0.05, "max_epochs": 3},
+    "neggrad+": {"alpha": 0.6, "lr": 0.02, "epochs": 5},
+    "scrub": {"lr": 0.05, "max_epochs": 3, "epochs": 5},
     "ssd": {"alpha": 1.5, "dampening": 0.3},
-    "salun": {"lr": 0.02},
+    "salun": {"lr": 0.02, "epochs": 5},
 }
 
 
@@ -342,3 +345,15 @@ def test_methods_that_aim_at_the_forgotten_class_forget_it(method: str) -> None:
     assert before > 0.9
     assert after < 0.5
     assert accuracy(result.model, result.retained) > after
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_the_documented_defaults_are_the_defaults(method: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text("utf-8")
+    section = text.split(f"\n## `{method}`")[1].split("\n## ")[0]
+    options = dict(pair.split("=") for pair in re.findall(r"`(\w+=[^`,]+)`", section.split("Options:")[1].split(".\n")[0]))
+    common = dict(pair.split("=") for pair in re.findall(r"`(\w+=[^`,]+)`", text.split("\n## ")[0]))
+    for name, default in METHODS[method].__kwdefaults__.items():
+        if name != "seed":
+            written = options[name] if name in options else common[name]
+            assert written.strip('"') == default if isinstance(default, str) else float(written) == default, name

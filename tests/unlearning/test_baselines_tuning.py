@@ -244,6 +244,6 @@ def test_costs_count_the_samples_that_gradients_are_taken_of(method: str, batch_
 
 def test_costs_of_methods_without_training() -> None:
     count = lambda method: training_passes(method, {}, retain=40, forget=20, classes=3)
-    assert count("ssd") == pytest.approx(80 * 4 / 3)
+    assert count("ssd") == pytest.approx(60 * 4 / 3)
     assert count("fisher") == pytest.approx(40 * 7 / 3)
     assert count("fast-ntk") is None

@@ -22,16 +22,16 @@ from fastntk.unlearning.api import unlearn
 from fastntk.unlearning.methods import METHODS
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 
-RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
+RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 SEARCH_SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "max-loss": {"lr": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "epochs": (1, 2, 5, 10)},
     "random-label": {"lr": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "epochs": (1, 2, 5, 10)},
     "fine-tune": {"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
     "neggrad+": {"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
-    "scrub": {"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3, 5), "lr": RATES},
+    "scrub": {"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
     "ssd": {"alpha": (1.0, 1.5, 2.0, 3.0, 5.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
     "salun": {"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
-    "fisher": {"alpha": (1e-3, 3e-3, 1e-2, 2e-2, 5e-2, 1e-1), "clip": (0.05, 0.2, 0.5)},
+    "fisher": {"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
 }
 """For each baseline, the values of its options that are tried; a space is the product of its axes."""
 

@@ -19,7 +19,7 @@ def training_passes(method: str, options: dict[str, Any], *, retain: int, forget
     """Training passes of a method on so many samples; None for the methods that are planned elsewhere."""
     given = {name: value.default for name, value in inspect.signature(METHODS[method]).parameters.items()} | options
     if method == "ssd":
-        return (retain + 2 * forget) * _squares(1)
+        return (retain + forget) * _squares(1)
     if method == "fisher":
         return retain * _squares(classes)
     if method in ("fast-ntk", "tangent-replay", "retrain", "full"):

@@ -16,7 +16,7 @@ from fastntk.unlearning.methods.ranges import COUNT_OR_NONE, NOT_NEGATIVE, check
 from fastntk.unlearning.task import Outcome, Task
 
 
-def fisher(task: Task, *, alpha: float = 1e-2, clip: float = 0.5, seed: int = 0) -> Outcome:
+def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0) -> Outcome:
     """``alpha``: size of the noise; ``clip``: its largest standard deviation, that of parameters D_r says nothing about.
 
     An empty request moves nothing, though the formula would add noise all the same: nobody asked for it.

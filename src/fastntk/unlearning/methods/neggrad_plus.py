@@ -20,7 +20,7 @@ def neggrad_plus(
     task: Task,
     *,
     alpha: float = 0.95,
-    epochs: int = 5,
+    epochs: int = 2,
     lr: float = 2e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",

@@ -24,7 +24,7 @@ def salun(
     *,
     share: float = 0.5,
     alpha: float = 1.0,
-    epochs: int = 5,
+    epochs: int = 2,
     lr: float = 2e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",

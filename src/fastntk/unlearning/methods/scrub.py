@@ -28,10 +28,10 @@ from fastntk.unlearning.task import Outcome, Task
 def scrub(
     task: Task,
     *,
-    alpha: float = 0.5,
+    alpha: float = 0.1,
     gamma: float = 1.0,
-    max_epochs: int = 3,
-    epochs: int = 5,
+    max_epochs: int = 2,
+    epochs: int = 3,
     lr: float = 2e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",

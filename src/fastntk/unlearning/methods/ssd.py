@@ -20,7 +20,7 @@ from fastntk.unlearning.task import Outcome, Task
 Towards = Literal["zero", "anchor"]
 
 
-def ssd(task: Task, *, alpha: float = 5.0, dampening: float = 1.0, towards: Towards = "zero") -> Outcome:
+def ssd(task: Task, *, alpha: float = 1.5, dampening: float = 1.0, towards: Towards = "zero") -> Outcome:
     """``alpha``: how many times more important for D_f a parameter must be; ``dampening``: the paper's λ.
 
     ``towards="zero"`` is the paper's. ``"anchor"`` takes back only what fine-tuning put there: a norm's scale was near one before
@@ -30,9 +30,10 @@ def ssd(task: Task, *, alpha: float = 5.0, dampening: float = 1.0, towards: Towa
     options = checked("ssd", ranges, locals())
     if not len(task.split.forget):
         return unmoved(task, options)
-    everything = torch.arange(len(task.run.data))
-    on_all = loss_importance(task, everything, description="importance on all samples")
-    on_forget = loss_importance(task, task.split.forget, description="importance on the forgotten samples")
+    retain, forget = task.split.retain, task.split.forget
+    on_forget = loss_importance(task, forget, description="importance on the forgotten samples")
+    on_retain = loss_importance(task, retain, description="importance on the retained samples")
+    on_all = (len(forget) * on_forget + len(retain) * on_retain) / (len(forget) + len(retain))
     theta = task.run.subset.get()
     chosen = on_forget > alpha * on_all
     factor = torch.where(chosen, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
