@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fastntk.bundle import load_run, source_samples
 from fastntk.cli.app import app
 from fastntk.cli.report import as_png
+from fastntk.data.digits import open_digits
 from fastntk.manifest import read_manifest
 from fastntk.report import record_digest, render
 
@@ -31,11 +32,14 @@ def command(*arguments: object) -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, a result with its audit, and a result without."""
     root = tmp_path_factory.mktemp("report-cli")
+    digits = open_digits("test")
+    some = [row for label in range(3) for row in np.flatnonzero(digits.labels == label)[:3].tolist()]
+    np.savez(root / "unseen.npz", x=np.stack([np.asarray(digits.read(row)) for row in some]), y=digits.labels[some])
     steps: list[list[object]] = [
         ["finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", root / "run"],
         ["unlearn", root / "run", "--classes", "0", "--method", "full", "--out", root / "result"],
         ["unlearn", root / "run", "--classes", "1", "--method", "full", "--out", root / "unaudited"],
-        ["audit", root / "run", root / "result", "--holdout", "digits@test", "--relearn-cap", "1", "--no-probes"],
+        ["audit", root / "run", root / "result", "--holdout", root / "unseen.npz", "--relearn-cap", "1", "--no-probes"],
     ]
     for step in steps:
         done = command(*step)
