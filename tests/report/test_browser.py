@@ -123,7 +123,7 @@ def test_names_with_markup_do_not_run(browser: Any, record: dict[str, Any], tmp_
         sample["unlearned"] = evil
     page = write_report(record, tmp_path / "report.html")
     opened(browser, page, size=SIZES["desktop"])
-    assert browser.title == "Unlearning report: 4 samples forgotten"
+    assert browser.title == "Unlearning report: request to forget 4 samples"
     assert browser.execute_script("return document.images.length + document.scripts.length") == 0
     assert requests(browser) == [page.as_uri()]
 

@@ -84,7 +84,7 @@ def test_it_can_be_read_without_eyes(record: Record, read_page: Reader) -> None:
 def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
     text = words(read_page(render(record))).replace("\u00a0", " ")
     for part in (
-        "Unlearning report: 4 samples forgotten",
+        "Unlearning report: request to forget 4 samples",
         "Verdict: like retrain",
         "It answers like Retrain.",
         "all distances are small",

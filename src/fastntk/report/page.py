@@ -48,7 +48,7 @@ def _context(record: dict[str, Any], thumbnails: Mapping[str, bytes] | None) -> 
     definitions = summary.definitions(record)
     return {
         "style": Markup(_read("style.css")),
-        "title": f"Unlearning report: {samples(request['forget'])} forgotten",
+        "title": f"Unlearning report: request to forget {samples(request['forget'])}",
         "verdict": {
             "tone": tone,
             "sign": sign,
