@@ -28,9 +28,16 @@ if TYPE_CHECKING:
     from fastntk.tangent import jacobian
     from fastntk.training import fit, predict
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
-    from fastntk.unlearning import Linearisation, Unlearned, linearise_run, unlearn
-    from fastntk.unlearning.baseline_tuning import TunedBaseline, tune_baseline
-    from fastntk.unlearning.rehearsal import Rehearsal, rehearse
+    from fastntk.unlearning import (
+        Linearisation,
+        Rehearsal,
+        TunedBaseline,
+        Unlearned,
+        linearise_run,
+        rehearse,
+        tune_baseline,
+        unlearn,
+    )
     from fastntk.unlearning.saved import load_result, save_result
 
 __version__ = "0.1.0"
@@ -81,12 +88,12 @@ _HOMES = {
     "Linearisation": "unlearning",
     "Plan": "planning",
     "Recipe": "recipe",
-    "Rehearsal": "unlearning.rehearsal",
+    "Rehearsal": "unlearning",
     "Run": "run",
     "Samples": "data",
     "Split": "data",
     "Subset": "tuning",
-    "TunedBaseline": "unlearning.baseline_tuning",
+    "TunedBaseline": "unlearning",
     "Unlearned": "unlearning",
     "audit": "auditing",
     "build_model": "models",
@@ -101,12 +108,12 @@ _HOMES = {
     "parse_classes": "data.request",
     "plan": "planning",
     "predict": "training",
-    "rehearse": "unlearning.rehearsal",
+    "rehearse": "unlearning",
     "save_result": "unlearning.saved",
     "save_run": "bundle",
     "save_tuned": "tuning",
     "tune": "tuning",
-    "tune_baseline": "unlearning.baseline_tuning",
+    "tune_baseline": "unlearning",
     "unlearn": "unlearning",
     "write_report": "report",
 }

@@ -1,8 +1,21 @@
-"""Unlearning: the corrected closed form, tangent replay, retraining and the paper's baselines."""
+"""Unlearning: the corrected closed form, tangent replay, retraining, the baselines people compare with, and their tuning."""
 
 from fastntk.unlearning.api import unlearn
+from fastntk.unlearning.baseline_tuning import SEARCH_SPACES, TunedBaseline, tune_baseline
 from fastntk.unlearning.linearisation import Linearisation, linearise_run
 from fastntk.unlearning.methods import METHODS
+from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 from fastntk.unlearning.result import Unlearned
 
-__all__ = ["METHODS", "Linearisation", "Unlearned", "linearise_run", "unlearn"]
+__all__ = [
+    "METHODS",
+    "SEARCH_SPACES",
+    "Linearisation",
+    "Rehearsal",
+    "TunedBaseline",
+    "Unlearned",
+    "linearise_run",
+    "rehearse",
+    "tune_baseline",
+    "unlearn",
+]

@@ -24,12 +24,12 @@ from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 SEARCH_SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "max-loss": {"lr": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "epochs": (1, 2, 5, 10)},
-    "random-label": {"lr": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "epochs": (1, 2, 5, 10)},
+    "max-loss": {"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
+    "random-label": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
     "fine-tune": {"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
     "neggrad+": {"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
     "scrub": {"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
-    "ssd": {"alpha": (1.0, 1.5, 2.0, 3.0, 5.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
+    "ssd": {"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
     "salun": {"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
     "fisher": {"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
 }

@@ -1,8 +1,9 @@
-"""``fine-tune``: go on training, without the forgotten samples, and hope that the rest is forgotten by itself.
+"""``fine-tune``: go on training, without the forgotten samples, in the hope that those fade.
 
     min_w  L_r(w) + wd/2·‖w − w0‖²,    from θ
 
-The weakest idea worth comparing with: a model that already fits D_r has little reason to move.
+Nothing aims at D_f. A class that no longer occurs loses its part of the head, given a large enough rate; single samples whose
+like are still in D_r have no reason to be forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fastntk.unlearning.task import Outcome, Task
 
 
 def fine_tune(
-    task: Task, *, epochs: int = 5, lr: float = 2e-3, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
+    task: Task, *, epochs: int = 3, lr: float = 1e-2, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
 ) -> Outcome:
     """A few more epochs on the retained samples alone. An empty request moves nothing."""
     options = checked("fine-tune", RANGES, locals())
