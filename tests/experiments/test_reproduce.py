@@ -165,6 +165,14 @@ def test_plan_writes_nothing(tiny: None, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_plan_of_the_papers_own_settings_says_what_larger_machines_would_take(tmp_path: Path) -> None:
+    result = reproduce("table1", "--real", "--models", "resnet110", "--out", tmp_path / "new", "--plan", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["expected"]
+    assert [row["setting"] for row in rows] == [f"real-resnet110-{images}" for images in (100, 200, 500)]
+    assert all(0 < row["gpu_seconds"] < row["cpu_seconds"] and row["memory_bytes"] > 0 for row in rows)
+
+
 def test_interrupted_says_how_to_go_on(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

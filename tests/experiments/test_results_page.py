@@ -12,6 +12,8 @@ from fastntk.experiments import paper
 from fastntk.experiments.agreement import agreement, probe_agreement
 from fastntk.experiments.cells import CELLS, cells_of
 from fastntk.experiments.compare import ACCURACIES, PROBES, RELEARN, Comparison, Entry, Ours
+from fastntk.experiments.expect import CPU, GPU, count, expectation_table, expected
+from fastntk.experiments.headline import filled
 from fastntk.experiments.parameters import VITS, convolutions, shares, transformer
 from fastntk.experiments.results_page import results_page
 from fastntk.experiments.summary import Figure
@@ -26,6 +28,26 @@ def test_committed_page_is_what_the_records_give(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     for name, content in results_page(out=committed(tmp_path)).items():
         assert content == (ROOT / "docs" / name).read_bytes(), f"docs/{name} is not what the records give: make tables"
+
+
+@pytest.mark.filterwarnings("ignore:the installed torchvision")
+def test_the_instructions_hold_what_plan_expects() -> None:
+    ensure_operators()
+    pytest.importorskip("timm")
+    page = (ROOT / "docs" / "reproduce.md").read_text("utf-8")
+    assert filled(page, expectation_table()) == page
+
+
+def test_expected_time_grows_with_the_work_and_falls_with_the_machine() -> None:
+    first, second, _ = [cell for cell in cells_of("table1", real=True) if cell.model == "resnet110"]
+    small, large = expected(first, GPU), expected(second, GPU)
+    assert 1.5 * small.seconds < large.seconds < 2.5 * small.seconds
+    assert expected(first, CPU).seconds > 5 * small.seconds
+    assert large.memory > small.memory
+    counted = count("resnet110", 10, "norm+head", 32)
+    assert (counted.tuned, counted.features, counted.parameters) == (8096 + 650, 64, 1727962)
+    # Two operations a multiplication: 254 million multiplications for one image, as the network's authors count.
+    assert counted.flops == pytest.approx(2 * 253e6, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["resnet110", "mobilenetv2_x0_5"])

@@ -20,7 +20,8 @@ from torch import nn
 from fastntk.experiments import paper
 from fastntk.models import build_model
 from fastntk.models.torchvision_ops import import_optional
-from fastntk.tuning import tune
+from fastntk.tuning import Subset
+from fastntk.tuning import tune as choose
 
 CNNS = ("resnet110", "mobilenetv2_x0_5")
 VITS = ("vit_tiny", "vit_small", "vit_base")
@@ -87,10 +88,23 @@ def convolutions(model: nn.Module) -> tuple[ConvKind, ...]:
 
 def vit(name: str, *, classes: int) -> nn.Module:
     """timm's ViT/16 without memory for its weights: counts need shapes only."""
+    return _on_meta(f"{name}_patch16_224", classes)
+
+
+def _on_meta(name: str, classes: int) -> nn.Module:
     timm = import_optional("timm", extra="timm")
     with torch.device("meta"):
-        made: nn.Module = timm.create_model(f"{name}_patch16_224", num_classes=classes)
-    return made
+        made: nn.Module = timm.create_model(name, num_classes=classes)
+    return made.eval()
+
+
+def count_model(name: str, *, classes: int, tune: str) -> tuple[nn.Module, Subset]:
+    """A network by its name in settings, on the meta device, and what is tuned of it."""
+    if name.startswith("timm:"):
+        model = _on_meta(name.removeprefix("timm:"), classes)
+    else:
+        model = build_model(name, num_classes=classes).to("meta")
+    return model, choose(model, tune)
 
 
 def transformer(name: str) -> Transformer:
@@ -113,7 +127,8 @@ def shares() -> tuple[Share, ...]:
                 named[column.model, column.classes] = column.ratio_percent
     found = []
     for (model, classes), published in named.items():
-        subset = tune(vit(model, classes=classes), "prompts+head") if model in VITS else tune(_cnn(model, classes), "norm+head")
+        tuned = "prompts+head" if model in VITS else "norm+head"
+        subset = choose(vit(model, classes=classes) if model in VITS else _cnn(model, classes), tuned)
         found.append(Share(model, classes, subset.numel, subset.ratio, published))
     return tuple(found)
 

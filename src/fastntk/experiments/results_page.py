@@ -13,6 +13,8 @@ from fastntk.atomic import write_file
 from fastntk.experiments.agreement import agreement, probe_agreement
 from fastntk.experiments.cells import Cell, cells_of
 from fastntk.experiments.compare import Comparison, compare
+from fastntk.experiments.expect import expectation_table
+from fastntk.experiments.headline import filled
 from fastntk.experiments.paper import TABLES
 from fastntk.experiments.parameters import parameter_tables, shares
 from fastntk.experiments.plots import plot
@@ -108,6 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, content in results_page(out=options.out).items():
         write_file(options.docs / name, content, overwrite=True)
         print(f"wrote {options.docs / name}")
+    instructions = options.docs / "reproduce.md"
+    if instructions.exists():
+        made = filled(instructions.read_text("utf-8"), expectation_table())
+        write_file(instructions, made.encode(), overwrite=True)
+        print(f"wrote {instructions}")
     return 0
 
 

@@ -1,0 +1,154 @@
+"""What a real cell would take on a machine that nobody has here: counted operations over an assumed speed.
+
+    forward     counted floating-point operations of one image / speed
+    training    3 forward passes an image, epoch and seed, for every fine-tuning and every Retrain
+    unlearning  :func:`fastntk.planning.estimate` of the route that ``plan`` would take, with rows of C + 1 forward passes
+
+Memory is that of the route plus images, weights, and the activations of one batch with gradients. Counting runs on shapes
+alone: no weights are made or loaded. Nothing is measured: a real machine corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fastntk.calibration import Calibration, LiveBytes
+from fastntk.experiments import costs
+from fastntk.experiments.cells import Cell, cells_of
+from fastntk.experiments.paper import TABLES
+from fastntk.experiments.parameters import count_model
+from fastntk.models import logits
+from fastntk.planning import METHODS, Route, Sizes, estimate
+from fastntk.tangent.rows import DEFAULT_CHUNK
+from fastntk.tuning import find_head
+
+CIFAR_SIZE, VIT_SIZE = 32, 224
+CIFAR_TEST = 10_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Operations a second in float32 that small batches are assumed to reach, and bytes a second of memory."""
+
+    title: str
+    speed: float
+    read: float
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.speed / 1e12:g} TFLOP/s in float32 assumed)"
+
+
+GPU = Machine("a GPU", 5e12, 3e11)
+CPU = Machine("a 16-core CPU", 5e11, 3e10)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One network: operations of a forward pass, tuned parameters, features, all parameters, live bytes of one image."""
+
+    flops: int
+    tuned: int
+    features: int
+    parameters: int
+    live: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Seconds of all a cell's work, and the bytes it needs at once."""
+
+    seconds: float
+    memory: int
+
+
+def expected(cell: Cell, machine: Machine) -> Expected:
+    """The whole cell: its fine-tunings, Retrains, methods and measurements, over its seeds."""
+    setting = cell.setting
+    size = CIFAR_SIZE if setting.tune == "norm+head" else VIT_SIZE
+    counted = count(setting.model, cell.classes, setting.tune, size)
+    forward = counted.flops / machine.speed
+    images, classes = costs.images(setting), cell.classes
+    sizes = Sizes(
+        samples=images,
+        retain=images - images // classes,
+        classes=classes,
+        parameters=counted.tuned,
+        body=counted.tuned - classes * (counted.features + 1),
+        features=counted.features,
+        itemsize=4,
+        chunk=DEFAULT_CHUNK,
+        input_copy=0,
+    )
+    routes = list(estimate(sizes, _speed(machine, forward, classes, counted.live), recipe=setting.recipe))
+    chosen = [_fastest(routes, method) for method in METHODS]
+    training = 3 * forward * images * setting.recipe.epochs
+    trainings = (len(setting.seeds) + len(setting.retrain_seeds)) * training
+    relearning = len(setting.methods) * costs.EPOCHS_TO_RELEARN * 3 * forward * images / classes
+    unlearning = sum(route.seconds for route in chosen)
+    batch = setting.recipe.batch_size * counted.live
+    holdout = classes * setting.holdout_per_class if setting.holdout_per_class else CIFAR_TEST
+    measuring = (len(setting.methods) + 2) * (images + holdout) * forward
+    held = (images + holdout) * 3 * size**2 * 4 + 4 * counted.parameters
+    return Expected(
+        seconds=trainings + len(setting.seeds) * (unlearning + relearning + measuring),
+        memory=held + batch + max(route.memory for route in chosen),
+    )
+
+
+def total(cells: Sequence[Cell], machine: Machine) -> Expected:
+    """All cells one after the other."""
+    found = [expected(cell, machine) for cell in cells]
+    return Expected(sum(one.seconds for one in found), max(one.memory for one in found))
+
+
+def expectation_table() -> str:
+    """Markdown: every network of every table in the paper's own settings, on both machines."""
+    lines = [
+        f"Counted operations; {GPU}, {CPU}. Memory is the most that one cell needs at once.",
+        "",
+        "| table | network | cells | seeds | time on the GPU | time on the CPU | memory |",
+        "|" + " --- |" * 7,
+    ]
+    for table in TABLES:
+        cells = cells_of(table, real=True)
+        for model in dict.fromkeys(cell.model for cell in cells):
+            mine = [cell for cell in cells if cell.model == model]
+            fast, slow = total(mine, GPU), total(mine, CPU)
+            lines.append(
+                f"| {table} | {mine[0].title} | {len(mine)} | {len(mine[0].setting.seeds)} | {fast.seconds / 3600:.1f} h | "
+                f"{slow.seconds / 3600:.1f} h | {fast.memory / 1e9:.1f} GB |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def count(name: str, classes: int, tune: str, size: int) -> Counted:
+    """Count a network on shapes alone."""
+    model, subset = count_model(name, classes=classes, tune=tune)
+    image = torch.zeros(1, 3, size, size, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        logits(model, image)
+    with LiveBytes() as live:
+        logits(model, image)
+    head = find_head(model)[1]
+    assert isinstance(head, nn.Linear)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Counted(counter.get_total_flops(), subset.numel, head.in_features, parameters, live.peak)
+
+
+def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibration:
+    rows = (classes + 1) * forward
+    # Double precision is a part of the units only, and factorisations do not fill them.
+    double, factor = machine.speed / 8, machine.speed / 16
+    return Calibration(forward, rows, 3 * forward, 2 * live, machine.speed, double, factor, machine.read, 1e-5, 1)
+
+
+def _fastest(routes: Sequence[Route], method: str) -> Route:
+    kept = [route for route in routes if route.method == method and route.rows == "in memory"]
+    return min(kept, key=lambda route: route.seconds)
