@@ -10,6 +10,10 @@ printed it cannot be computed, and undamped it is singular as soon as n_r·C > d
 
 λ = damping·tr(A_D)/d is relative, and the same in both solves. s is fitted in function space on the full data alone:
 the logits' movement f_θ − f_w0 (+ J u_D) regressed on J v_D. No retrained model and no hold-out set is seen.
+
+A model that never saw a class never names it. Where whole classes go and the predicted logits f_θ + J Δ still name them, the
+fitted s is too small for these samples, whose logits outgrew the regression's: it is raised to the least that stops it, to
+``CEILING`` times itself at most. That too is seen from the run alone.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from fastntk.unlearning.linearisation import Linearisation
 DAMPING = 1e-2
 DEFAULT_RANK = 256
 RIDGE_REGIME = 0.99
+CEILING, STEPS = 3.0, 200
 Rows = HeadRows | TangentOperator
 ScaleFit = Literal["auto", "least-squares", "softmax"]
 
@@ -49,6 +54,7 @@ class ClosedForm:
     scale: float
     scale_fit: str
     explained: float
+    raised_from: float | None
     solver: str
     full: Solution
     step: Solution
@@ -62,6 +68,7 @@ class ClosedForm:
             "scale": self.scale,
             "scale_fit": self.scale_fit,
             "scale_r2": self.explained,
+            "scale_raised_from": self.raised_from,
             "solver": self.solver,
             "solve_full": self.full.details(),
             "solve_update": self.step.details(),
@@ -114,10 +121,31 @@ def closed_form(
     v = full.value[:, 0]
     lift = rows.matvec(full.value[:, 1]) if has_offset else torch.zeros_like(offset)
     made, explained = _fitted_scale(rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss)
-    kind, s = made if scale is None else ("given", float(scale))
-    delta = s * step.value[:, 0] - (step.value[:, 1] if has_offset else 0.0)
+    kind, fitted = made if scale is None else ("given", float(scale))
+    offset_step = step.value[:, 1] if has_offset else torch.zeros_like(v)
+    s = fitted
+    if scale_fit == "auto" and kind == "softmax":  # where the regression is what was trained, it is not second-guessed
+        s = _raised(rows, linearisation.outputs, labels, split, step=step.value[:, 0], offset=offset_step, fitted=fitted)
+    delta = s * step.value[:, 0] - offset_step
     seconds = {"solve": time.perf_counter() - started}
-    return ClosedForm(delta, damping, lam, s, kind, explained, name, full, step, seconds)
+    return ClosedForm(delta, damping, lam, s, kind, explained, None if s == fitted else fitted, name, full, step, seconds)
+
+
+def _raised(rows: Rows, outputs: Tensor, labels: Tensor, split: Split, *, step: Tensor, offset: Tensor, fitted: float) -> float:
+    """The least scale from ``fitted`` on at which no forgotten sample of a whole class is predicted to keep its name."""
+    gone = split.forget[torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))]
+    if len(gone) == 0 or fitted <= 0:
+        return fitted
+    part = rows.subset(gone)
+    start, move = outputs[gone].double() - part.matvec(offset), part.matvec(step)
+    best, fewest = fitted, len(gone) + 1
+    for factor in torch.linspace(1.0, CEILING, STEPS).tolist():
+        named = int(((start + factor * fitted * move).argmax(1) == labels[gone]).sum())
+        if named < fewest:
+            best, fewest = factor * fitted, named
+        if fewest == 0:
+            break
+    return best
 
 
 def _fitted_scale(
