@@ -30,8 +30,8 @@ from fastntk.report.words import (
 AUDIT = "fastntk audit RUN RESULT --holdout SRC"
 RETRAIN = ("Retrain, the model that never saw the forgotten samples, was not made for this audit", f"{AUDIT} --reference retrain")
 DISTANCES = {
-    "total_variation": "Total variation of the answers",
-    "jensen_shannon": "Jensen–Shannon divergence of the answers",
+    "total_variation": "Total variation",
+    "jensen_shannon": "Jensen–Shannon",
     "agreement": "Same answer",
     "weights": "Distance of the tuned weights",
     "recovered": "Share of the way to Retrain",
@@ -43,7 +43,7 @@ PAIRS = {
     "other_seeds": ("After ↔ other seeds", "unlearned"),
     "retrain_spread": ("Retrain ↔ Retrain", "retrain"),
 }
-ATTACKS = {"population": "Population attack", "u_lira": "U-LiRA: models that forgot against Retrains"}
+ATTACKS = {"population": "Population attack", "u_lira": "U-LiRA attack"}
 
 
 def has_reference(record: Mapping[str, Any]) -> bool:
@@ -123,7 +123,7 @@ def membership(record: Mapping[str, Any]) -> Section:
     if klom:
         rows = {"mean": "Mean", "p95": "95th percentile"}
         cells = {label: {m: figure(f.get(key)) for m, f in klom.items() if isinstance(f, Mapping)} for key, label in rows.items()}
-        tables.append(table("KLoM, distance of the margins to those of Retrain", "Over samples", models_in(klom), cells))
+        tables.append(table("KLoM, margins against Retrain’s", "Over samples", models_in(klom), cells))
     missing = [] if found.get("population") else [("The attack on membership", AUDIT)]
     if not found.get("u_lira"):
         missing.append(("U-LiRA and KLoM, which compare many models that forgot with many Retrains", f"{AUDIT} --ensemble 16"))
@@ -141,7 +141,7 @@ def distances(record: Mapping[str, Any]) -> Section:
     for measure, group in (("total_variation", "forget"), ("total_variation", "holdout")):
         rows = [(*PAIRS[pair], float(f[measure, group])) for pair, f in found.items() if f.get((measure, group)) is not None]
         if rows:
-            title = f"{DISTANCES[measure]}, {group_name(group)}"
+            title = _measure((measure, group))
             plots.append(distance_bars(rows, name=f"distance-{measure.replace('_', '-')}-{group}", title=title))
     keys = list(dict.fromkeys(key for figures in found.values() for key in figures))
     listed = Table(
@@ -257,7 +257,7 @@ def _spread_remark(found: Mapping[str, Mapping[tuple[str, str], Any]]) -> tuple[
 
 def _measure(key: tuple[str, str]) -> str:
     name = DISTANCES.get(key[0], plain(key[0]))
-    return f"{name}, {group_name(key[1])}" if key[1] else name
+    return f"{name}, {SHORT_NAMES.get(key[1], group_name(key[1])).lower()}" if key[1] else name
 
 
 def _distance(key: tuple[str, str], value: float | None) -> str:
