@@ -197,7 +197,9 @@ def test_interrupted_says_how_to_go_on(tiny: None, tmp_path: Path, monkeypatch: 
         (["table2", "--out", "x", "--classes", "3"], "3 is not among"),
         (["table1", "--out", "x", "--threads", "0"], "threads"),
         (["table1"], "--out"),
-        (["table1", "--out", "x", "--data-root", "nowhere"], "nowhere"),
+        (["table1", "--out", "x", "--data-root", "nowhere"], "Not found: nowhere/data/cifar10-5k.npz, nowhere/weights/cifar100"),
+        (["table1", "--real", "--out", "x", "--data-root", "none"], "none/data, none/weights/cifar100_resnet110.safetensors"),
+        (["table1", "--out", __file__], "is a file"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ def reproduce(
 
     fastntk reproduce table2 --real --models vit_small --data-root /data/public --out results
     """
+    from fastntk.errors import InputError
+    from fastntk.experiments.loading import check_files
     from fastntk.experiments.runner import run_steps
     from fastntk.experiments.selection import select_cells
     from fastntk.experiments.tables import plan_cells, write_table
@@ -67,11 +69,15 @@ def reproduce(
     )
     use_threads(threads)
     work = work or out / "work"
+    for folder in (out, work):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file: expected a folder, or a name that is free.")
     steps = plan_cells(cells, out=out, work=work)
     record = _announce(output, cells, steps)
     if plan:
         output.finish({"command": "reproduce", "table": table, "plan": record, "expected": _expect(output, cells)})
         return
+    check_files([step.setting for step in steps], data_root)
     try:
         with progress():
             run_steps(steps, shared=data_root, work=work)

@@ -30,6 +30,7 @@ from fastntk.experiments.setting import REST, Method, Request, Setting
 from fastntk.recipe import Recipe
 
 HERE_CIFAR = "real CIFAR-10: the first images of each class, 2 000 of the 10 000 test images held out"
+HERE_CNN = f"{HERE_CIFAR}; CIFAR-100 weights trained for this project"
 RESNET_FOR = "ResNet-20 for ResNet-110"
 CALTECH_FOR = "ViT-S/14 (DINOv2) for the paper's ViT-S/16, Caltech-101 for ImageNet-R"
 VIT_FOR = "ViT-S/14 (DINOv2) for the paper's ViT-S/16"
@@ -97,11 +98,11 @@ def _here() -> tuple[Cell, ...]:
 def _cnns_here() -> Iterator[Cell]:
     for place, setting in enumerate((RESNET, RESNET_200, RESNET_500)):
         made = _asked(setting)
-        yield Cell("table1", 3 + place, "resnet20", "ResNet-20", made, 10, stand_in=RESNET_FOR, note=HERE_CIFAR)
+        yield Cell("table1", 3 + place, "resnet20", "ResNet-20", made, 10, stand_in=RESNET_FOR, note=HERE_CNN)
     for place, images in enumerate((100, 200, 500)):
         made = _asked(replace(MOBILENET, name=f"mobilenetv2-{images}", images_per_class=images))
         title = "MobileNetV2 ×0.5"
-        yield Cell("table1", place, "mobilenetv2", title, made, 10, optional=images > 100, note=HERE_CIFAR)
+        yield Cell("table1", place, "mobilenetv2", title, made, 10, optional=images > 100, note=HERE_CNN)
 
 
 def _caltech_here() -> Iterator[Cell]:

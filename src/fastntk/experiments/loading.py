@@ -7,6 +7,7 @@ trained on, and the next ones are held out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ import torch
 from fastntk.data import Samples
 from fastntk.data.catalog import Catalog
 from fastntk.data.transforms import prepare
-from fastntk.errors import InputError
-from fastntk.experiments.setting import Setting
+from fastntk.errors import InputError, listing
+from fastntk.experiments.setting import SHARED, Setting, locate
 from fastntk.models.card import InputSpec
 from fastntk.progress import track
 
@@ -30,6 +31,24 @@ def chosen_classes(setting: Setting, names: Sequence[str]) -> tuple[str, ...] | 
         raise InputError(f"{setting.name}: {count} classes cannot be drawn from {len(names)} in {setting.data}.")
     drawn = np.random.default_rng(setting.class_draw).choice(len(names), count, replace=False)
     return tuple(names[label] for label in drawn.tolist())
+
+
+def check_files(settings: Sequence[Setting], shared: Path) -> None:
+    """Refuse, before hours of work, settings whose files are not below ``shared``; all that is missing is named at once."""
+    named = [text for setting in settings for text in (setting.data, setting.holdout, setting.weights) if text]
+    places = {Path(locate(_place(text), shared)) for text in named if SHARED in text}
+    missing = sorted(str(path) for path in places if not path.exists())
+    if missing:
+        raise InputError(
+            f"Not found: {listing(missing, most=20)}. Choose the folder that holds data/ and weights/ (docs/reproduce.md says "
+            "what belongs there), or leave those cells out."
+        )
+
+
+def _place(text: str) -> str:
+    """The path in a source: without its kind and its split."""
+    word = text.rpartition("@")[0] or text
+    return word[word.index(SHARED) :]
 
 
 def load_rest(catalog: Catalog, samples: Samples, *, spec: InputSpec, most: int | None) -> Samples:
