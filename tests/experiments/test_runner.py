@@ -15,7 +15,7 @@ from fastntk.experiments import Method, Request, Setting, plan, run_steps, singl
 from fastntk.experiments.bench import open_bench
 from fastntk.experiments.lists import DEVELOPMENT, UNLEARNING
 from fastntk.experiments.pages import page
-from fastntk.experiments.records import setting_folder, without
+from fastntk.experiments.records import without
 from fastntk.recipe import Recipe
 
 TINY = Setting(
@@ -145,16 +145,6 @@ def test_another_configuration_is_refused(finished: Path, tmp_path: Path) -> Non
     (tmp_path / "records/tiny/setting.json").unlink()
     with pytest.raises(InputError, match=r"records but no setting\.json"):
         plan([TINY], out=tmp_path, work=tmp_path / "work")
-
-
-def test_a_setting_is_used_where_it_lies_and_never_in_two_places(tmp_path: Path) -> None:
-    assert setting_folder(tmp_path, "tiny") == tmp_path / "records/tiny"
-    (tmp_path / "unlearning/tiny").mkdir(parents=True)
-    (tmp_path / "unlearning/tiny/setting.json").write_text("{}")
-    assert setting_folder(tmp_path, "tiny") == tmp_path / "unlearning/tiny"
-    shutil.copytree(tmp_path / "unlearning", tmp_path / "records")
-    with pytest.raises(InputError, match="bring them together"):
-        setting_folder(tmp_path, "tiny")
 
 
 def test_more_methods_and_requests_can_be_added(finished: Path) -> None:

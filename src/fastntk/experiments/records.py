@@ -20,16 +20,11 @@ from fastntk.errors import InputError
 SCHEMA = 1
 SETTING_FILE = "setting.json"
 POOL = "records"
-OLDER_POOLS = ("unlearning", "development")
-"""Where records lay when each experiment had its own folder; a setting that lies there is used there."""
 
 
 def setting_folder(out: Path, name: str) -> Path:
-    """The folder of a setting's records; refuses a setting that lies in two places."""
-    found = [out / pool / name for pool in (POOL, *OLDER_POOLS) if (out / pool / name / SETTING_FILE).exists()]
-    if len(found) > 1:
-        raise InputError(f"Records of {name} lie in {' and in '.join(map(str, found))}: bring them together in the first.")
-    return found[0] if found else out / POOL / name
+    """The folder of a setting's records."""
+    return out / POOL / name
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
