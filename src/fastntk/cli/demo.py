@@ -34,6 +34,8 @@ TANGENT = ("fast-ntk", "tangent-replay")
 METHODS = ("full", "retrain", *TANGENT, "max-loss", "random-label")
 METHODS_SINGLE = ("full", "retrain", *TANGENT)
 KEPT = "tangent-replay"
+RESULTS = ("result", "result-images")
+AUDIT, REPORT = "audit.json", "report.html"
 
 
 def demo(
@@ -42,11 +44,12 @@ def demo(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Show on embedded data what this package does; offline, two minutes or less on two cores.
+    """Show on embedded data what this package does; offline, three minutes or less on two cores.
 
     A ResNet-20 that knows CIFAR-100 learns handwritten digits by tuning 0.7 % of its parameters. Then it is made to
-    forget one digit, and in a second request 20 single images, by every method, beside retraining without them. The
-    folder of an earlier demo is replaced, any other is refused.
+    forget one digit, and in a second request 20 single images, by every method, beside retraining without them. Both
+    requests are audited and get a report to open in a browser. The folder of an earlier demo is replaced, any other
+    is refused.
 
     Example:
 
@@ -60,6 +63,7 @@ def demo(
     with progress(), new_folder(out, overwrite=True, replaceable=is_demo) as work:
         run, holdout, rows = fine_tune_step(output, seed=seed, folder=work / "run")
         requests = forget_step(output, run, holdout, folder=work)
+        reports = [str(out / name / REPORT) for name in RESULTS]
         record = {
             "command": "demo",
             "format": "fastntk-demo",
@@ -67,6 +71,7 @@ def demo(
             "seed": seed,
             "rows": rows,
             "requests": requests,
+            "reports": reports,
         }
         (work / RECORD).write_text(jsonlib.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8")
     output.table(
@@ -81,7 +86,11 @@ def demo(
             title=request["title"],
         )
     output.say("retrain is the reference; fast-ntk and tangent-replay include the rows, made once for both requests.")
-    output.finish(record, wrote=f"{out} (run/, result/ and {RECORD})", then=f"fastntk info {out / 'result'}")
+    for request, page in zip(requests, reports):
+        output.say(f"{request['title']}, {KEPT}: {request['verdict']}. Report: {page}")
+    output.finish(
+        record, wrote=f"{out} (run/, {', '.join(f'{name}/' for name in RESULTS)} and {RECORD})", then=f"open {reports[0]}"
+    )
 
 
 def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Samples, list[dict[str, Any]]]:
@@ -103,9 +112,8 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Sam
 
 
 def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> list[dict[str, Any]]:
-    """Both requests by every method, from one linearisation; keep the digit's tangent replay as ``result``."""
+    """Both requests by every method, from one linearisation; keep, audit and report each request's tangent replay."""
     from fastntk.unlearning import linearise_run, unlearn
-    from fastntk.unlearning.saved import save_result
 
     images = single_images(run)
     asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
@@ -115,17 +123,32 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
     linearisation = linearise_run(run)
     output.say(f"Jacobian rows of {len(run.data)} images in {duration(linearisation.seconds)}")
     made = []
-    for title, request, methods in asked:
-        rows = []
+    for name, (title, request, methods) in zip(RESULTS, asked):
+        results, rows = {}, []
         for method in methods:
             tangent = method in TANGENT
-            result = unlearn(run, method=method, linearisation=linearisation if tangent else None, **request)
-            seconds = result.seconds + (linearisation.seconds if tangent else 0.0)
-            rows.append(forget_row(result, holdout) | {"seconds": seconds})
-            if method == KEPT and "classes" in request:
-                save_result(result, folder / "result")
-        made.append({"title": title, "forget": len(result.forgotten), "rows": rows})
+            results[method] = unlearn(run, method=method, linearisation=linearisation if tangent else None, **request)
+            seconds = results[method].seconds + (linearisation.seconds if tangent else 0.0)
+            rows.append(forget_row(results[method], holdout) | {"seconds": seconds})
+        verdict = evidence_step(results, holdout, folder=folder / name)
+        made.append({"title": title, "forget": len(results[KEPT].forgotten), "rows": rows, "verdict": verdict})
     return made
+
+
+def evidence_step(results: dict[str, Unlearned], holdout: Samples, *, folder: Path) -> str:
+    """Save a result with its audit, Retrain of two seeds beside it, and its report; return the audit's verdict."""
+    from fastntk.auditing import audit
+    from fastntk.report import write_report
+    from fastntk.unlearning import unlearn
+    from fastntk.unlearning.saved import save_result
+
+    kept, retrain = results[KEPT], results["retrain"]
+    save_result(kept, folder)
+    other = unlearn(kept.run, ids=kept.forgotten.ids, method="retrain", seed=retrain.details["seed"] + 1)
+    record = audit(kept.run, kept, holdout=holdout, reference=[retrain, other])
+    (folder / AUDIT).write_text(jsonlib.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8")
+    write_report(record, folder / REPORT)
+    return str(record["verdict"]["level"])
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
