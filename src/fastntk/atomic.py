@@ -33,7 +33,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def check_output(target: Path, *, overwrite: bool = False, replaceable: Callable[[Path], bool] | None = None) -> None:
-    """Refuse, before any work, a target that could not be written afterwards; writes nothing.
+    """Refuse, before any work, a target that could not be written afterwards; leaves nothing behind.
 
     ``replaceable`` decides, with ``overwrite``, whether what is there now may be replaced: overwriting a folder that
     this program did not make would delete somebody's files.
@@ -54,6 +54,13 @@ def check_output(target: Path, *, overwrite: bool = False, replaceable: Callable
         raise InputError(f"{target} cannot be made: {nearest} is not a folder.")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"{target} cannot be made: no permission to write in {nearest}.")
+    # The answer above is not the last word (root's rights, special file systems): minutes of work are worth one try.
+    probe = _sibling(nearest / target.name, "tmp")
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise InputError(f"{target} cannot be made: {nearest} refuses a new folder ({error.strerror}).") from error
 
 
 @contextlib.contextmanager
