@@ -46,5 +46,5 @@ def toy() -> Toy:
     model = network()
     subset = fastntk.tune(model, "norm+head")
     samples = drawn(90, seed=0, prefix="train-")
-    recipe = fastntk.Recipe(epochs=20, lr=5e-2, batch_size=45, weight_decay=0.0)
+    recipe = fastntk.Recipe(epochs=40, lr=5e-2, batch_size=45, weight_decay=0.0)
     return Toy(fastntk.fit(model, subset, samples, recipe), drawn(240, seed=1, prefix="unseen-"))

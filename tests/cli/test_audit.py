@@ -97,7 +97,7 @@ def test_a_requirement_that_fails_is_exit_code_3_and_the_record_is_there(
         (["--holdout", "digits@test", "--reference", "RESULT"], "only a Retrain can be the reference"),
         (["--holdout", "digits@test", "--ensemble", "3"], "at least 8 models"),
         (["--holdout", "digits@test", "--ensemble", "8", "--ensemble-kind", "fake"], "must be one of real, tangent"),
-        (["--holdout", "digits@test", "--retrains", "-1"], "-1"),
+        (["--holdout", "digits@test", "--retrains", "-1"], "--retrains"),
         ([], "--holdout"),
     ],
 )

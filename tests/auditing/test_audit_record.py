@@ -36,7 +36,15 @@ def record(toy, result, tmp_path_factory):
     wanted = ["forget_accuracy<=retrain+100", "total_variation_forget<=0"]
     cache = tmp_path_factory.mktemp("cache")
     return fastntk.audit(
-        toy.run, result, holdout=toy.holdout, reference="retrain", retrains=2, require=wanted, ensemble=8, cache=cache
+        toy.run,
+        result,
+        holdout=toy.holdout,
+        reference="retrain",
+        retrains=2,
+        require=wanted,
+        ensemble=8,
+        ensemble_kind="tangent",
+        cache=cache,
     )
 
 
