@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -238,23 +237,3 @@ def test_an_interrupted_finetune_leaves_nothing(number: int, code: int, tmp_path
     if number == signal.SIGINT:
         assert "interrupted, nothing was changed" in stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_killed_finetune_leaves_no_run_or_a_whole_one(tmp_path: Path) -> None:
-    draw, out, outcomes = random.Random(0), tmp_path / "run", []
-    for _ in range(20):
-        child = process("finetune", "resnet20", *SMALL, "--out", out, *(["--overwrite"] if out.exists() else []))
-        assert child.stdout is not None
-        for line in child.stdout:
-            if "estimate" in line:
-                break
-        time.sleep(draw.uniform(0, 0.6))
-        child.kill()
-        child.communicate(timeout=60)
-        outcomes.append(fastntk_command("info", out).exit_code)
-        assert out.exists() == (outcomes[-1] == 0)
-    # The next write sweeps what the killed ones left.
-    assert fastntk_command("finetune", "resnet20", *SMALL, "--out", out, "--overwrite").exit_code == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    load_run(out, samples=source_samples(read_manifest(out)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import sys
 import traceback
 from importlib import metadata
@@ -56,6 +57,11 @@ class Guarded(TyperGroup):
             raise typer.Exit(1) from None
 
 
+def reflowed(text: str) -> str:
+    """A docstring with each paragraph on one line: the terminal breaks it, not our source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 app = typer.Typer(
     cls=Guarded,
     name="fastntk",
@@ -66,7 +72,7 @@ app = typer.Typer(
 )
 
 for command in (demo, finetune, plan, unlearn, audit, report, info, pretrain, reproduce):
-    app.command()(command)
+    app.command(help=reflowed(inspect.getdoc(command) or ""))(command)
 
 
 def _version(wanted: bool) -> None:

@@ -39,9 +39,9 @@ def finetune(
     only_classes: Annotated[
         str | None, typer.Option("--only-classes", help="The first K classes (a number), or names joined by commas.")
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs")] = 20,
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the data.")] = 20,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate at the first step.")] = 2e-3,
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Images a step.")] = 64,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adam or sgd.")] = "adam",
     schedule: Annotated[str, typer.Option("--schedule", help="cosine, linear or constant.")] = "cosine",
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Pull towards the values before fine-tuning.")] = 1e-3,

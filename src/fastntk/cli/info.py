@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from fastntk.cli.options import Json, RunFolder
+import typer
+
+from fastntk.cli.options import Json
 from fastntk.cli.output import Output, percent
 
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `fastntk finetune` or `fastntk unlearn`.")]
 
-def info(run: RunFolder, json: Json = False) -> None:
+
+def info(folder: Folder, json: Json = False) -> None:
     """Show what the folder of a run or a result holds.
 
     Verified: every file's size and SHA-256, and the manifest's own digest.
@@ -23,16 +28,24 @@ def info(run: RunFolder, json: Json = False) -> None:
     from fastntk.manifest import read_bundle
 
     output = Output(as_json=json)
-    manifest = read_bundle(run).manifest
+    manifest = read_bundle(folder).manifest
     if not json:
-        output.say(f"{run}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
+        output.say(f"{folder}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
         output.facts(_facts(manifest))
         output.table(
             ("file", "bytes", "SHA-256"),
             [(name, f"{file['bytes']:,}", file["sha256"][:16] + "…") for name, file in manifest["files"].items()],
         )
         output.say("All files are as they were written.")
-    output.finish({"command": "info", "folder": str(run), "verified": True, **manifest})
+    output.finish({"command": "info", "folder": str(folder), "verified": True, **manifest}, then=_next(folder, manifest["kind"]))
+
+
+def _next(folder: Path, kind: str) -> str:
+    """The next sensible command: for a run a plan, for a result its evidence."""
+    if kind == "run":
+        return f"fastntk plan {folder} --classes 0"
+    audited = (folder / "audit.json").is_file()
+    return f"fastntk report {folder}" if audited else f"fastntk audit RUN {folder} --holdout SRC --reference retrain"
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:

@@ -48,6 +48,7 @@ def plan(
     with progress():
         loaded = open_run(run, data)
         request = resolve(classes, named, loaded.data)
+        output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
         made = make_plan(loaded, classes=request.classes, ids=request.ids, memory_budget=memory, disk_budget=disk)
     output.say(str(made))
     chosen = min(made.chosen.values(), key=lambda route: route.seconds).method

@@ -22,9 +22,9 @@ def pretrain(
     images_per_class: Annotated[
         int | None, typer.Option("--images-per-class", help="Use only the first N images of each class.")
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the data.")] = 10,
     lr: Annotated[float, typer.Option("--lr", help="The highest rate of the one-cycle schedule.")] = 0.1,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images a step.")] = 128,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,

@@ -34,10 +34,10 @@ def unlearn(
         Path | None,
         typer.Option("--after", metavar="RESULT", help="An earlier result of this run, whose request is extended."),
     ] = None,
-    damping: Annotated[float | None, typer.Option("--damping", help="fast-ntk: relative damping.")] = None,
+    damping: Annotated[float | None, typer.Option("--damping", help="fast-ntk: relative damping (default 0.01).")] = None,
     scale: Annotated[float | None, typer.Option("--scale", help="fast-ntk: the scale s instead of a fit.")] = None,
-    solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto, primal, dual, matrix-free …")] = None,
-    path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto, tangent or product.")] = None,
+    solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto (default), primal, dual, matrix-free …")] = None,
+    path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), tangent or product.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
     option: Annotated[
@@ -80,7 +80,7 @@ def unlearn(
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
-    output.finish(record, wrote=str(out), then=f"fastntk info {out}")
+    output.finish(record, wrote=str(out), then=f"fastntk audit {run} {out} --holdout SRC --reference retrain")
     if not trusted:
         raise typer.Exit(3)
 

@@ -1,0 +1,93 @@
+"""SIGKILL at random moments: afterwards the target is absent or whole, the run is untouched, the next write sweeps up.
+
+A kill can hit anything from the start of the work to the last rename. Moments are drawn over a whole command's length, and
+`seen` makes sure that both ends of the story occurred.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fastntk.bundle import load_run, source_samples
+from fastntk.cli.app import app
+from fastntk.manifest import read_manifest
+from fastntk.unlearning.saved import load_result
+
+TIMES = 20
+TUNE = ["finetune", "resnet20", "--weights", "cifar100", "--data", "digits", "--images-per-class", "4"]
+TUNE += ["--only-classes", "3", "--epochs", "2", "--seed", "1"]
+FORGET = ["--classes", "0", "--method", "fast-ntk"]
+
+pytestmark = pytest.mark.slow
+
+
+def here(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """A real process, returned when it has announced what it is about to do."""
+    command = [sys.executable, "-u", "-m", "fastntk.cli", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if "estimate" in line:
+            break
+    return child
+
+
+def kill_again_and_again(out: Path, *arguments: object) -> set[str]:
+    """Kill the command so many times; check the target after each; return what was seen: absent, whole."""
+    child = start(*arguments, "--out", out)
+    begun = time.perf_counter()
+    assert child.wait(timeout=600) in (0, 3)  # 3: written, though a dozen digits may not pass the step's own check
+    length = time.perf_counter() - begun
+    draw, seen = random.Random(0), set()
+    for number in range(TIMES):
+        overwrite = ["--overwrite"] if number % 2 else []
+        if not overwrite and out.exists():
+            out.rename(out.parent / f"moved-{number}")
+        there = out.exists()
+        child = start(*arguments, "--out", out, *overwrite)
+        time.sleep(draw.uniform(0, 1.3 * length))
+        child.kill()
+        child.communicate(timeout=60)
+        shown = here("info", out)  # verifies every byte
+        assert out.exists() == (shown.exit_code == 0), shown.output
+        assert out.exists() or not there  # what was to be replaced is back
+        seen.add("whole" if out.exists() else "absent")
+    return seen
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_finetune(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert kill_again_and_again(out, *TUNE) == {"absent", "whole"}
+    assert here(*TUNE, "--out", out, "--overwrite").exit_code == 0
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    load_run(out, samples=source_samples(read_manifest(out)))
+
+
+def test_unlearn(tmp_path: Path) -> None:
+    run, out = tmp_path / "runs" / "run", tmp_path / "results" / "result"
+    assert here(*TUNE, "--out", run).exit_code == 0
+    before = contents(run)
+    assert kill_again_and_again(out, "unlearn", run, *FORGET) == {"absent", "whole"}
+    assert contents(run) == before
+    assert here("unlearn", run, *FORGET, "--out", out, "--overwrite").exit_code in (0, 3)
+    assert not [path.name for path in out.parent.iterdir() if path.name.startswith(".")]
+    loaded = load_run(run, samples=source_samples(read_manifest(run)))
+    assert len(load_result(out, loaded).forgotten) == 4
