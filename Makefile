@@ -1,6 +1,7 @@
 # make demo   everything on embedded data, offline once installed
 # make test   all extras, then the tests (the default tier; `make slow` runs the long ones)
 # make check  format, lint, strict types
+# make docs   the API reference from the docstrings, then a check of every link
 # make bench  benchmarks, which print ratios
 # make tables the documents of results, from the records in results/
 PYTHON ?= python3
@@ -14,7 +15,7 @@ ALL := $(VENV)/.all-installed
 # about 100 s of CPU time with spinning, 25 s without.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test slow check format bench tables clean
+.PHONY: demo test slow check docs format bench tables clean
 
 demo: $(CORE)
 	$(BIN)/fastntk demo --out demo-out
@@ -29,6 +30,10 @@ check: $(ALL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(ALL)
+	$(BIN)/python tools/api_reference.py
+	$(BIN)/python tools/check_docs.py
 
 format: $(ALL)
 	$(BIN)/ruff format .
