@@ -43,6 +43,18 @@ def test_equal_ensembles_give_one_half_whatever_their_size(size: int) -> None:
     assert np.mean(found) == pytest.approx(0.5, abs=0.012)
 
 
+def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
+    """Also where all answers of one model go up and down together, as those of real models do."""
+    rng = np.random.default_rng(3)
+
+    def side() -> np.ndarray:
+        return rng.normal(size=(12, 40)) + rng.normal(size=(12, 1))
+
+    found = [u_lira(side(), side()) for _ in range(40)]
+    scatter = np.std([item["auc"] for item in found])
+    assert 0.7 * scatter < np.mean([item["auc_standard_error"] for item in found]) < 1.8 * scatter
+
+
 def test_halves_are_disjoint_and_equal() -> None:
     one, two = halves(np.arange(9.0)[:, None])
     assert one.ravel().tolist() == [0, 2, 4, 6]
