@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastntk.experiments.bench import open_bench
 from fastntk.experiments.lists import FAST_NTK, FULL, REPLAY, RESNET, RETRAIN
-from fastntk.experiments.records import read_record, write_record
+from fastntk.experiments.records import SCHEMA, read_record, write_record
 from fastntk.experiments.setting import Method, Request, Setting, slug
 from fastntk.unlearning.baseline_tuning import SEARCH_SPACES, tune_baseline
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
@@ -64,4 +64,5 @@ def tune(*, out: Path, work: Path, shared: Path) -> None:
             rehearsal = rehearsal or rehearse(run, ids=ids, seed=SPARE_SEED)
             print(f"{request.name}: {method}, {BUDGET} trials …", flush=True)
             made = tune_baseline(run, method, ids=ids, budget=BUDGET, seed=SPARE_SEED, rehearsal=rehearsal)
-            write_record(tuning_file(request, method, out), made.to_dict() | {"request": request.name, "run_seed": SPARE_SEED})
+            told = {"schema": SCHEMA, "request": request.name, "run_seed": SPARE_SEED}
+            write_record(tuning_file(request, method, out), told | made.to_dict())
