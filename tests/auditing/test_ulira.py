@@ -10,7 +10,7 @@ import torch
 from scipy.stats import norm
 
 from fastntk.auditing.klom import bins_for, klom, klom_by_halves
-from fastntk.auditing.ulira import halves, logit_confidence, u_lira
+from fastntk.auditing.ulira import halves, logit_confidence, u_lira, u_lira_null
 from fastntk.errors import InputError
 
 
@@ -53,6 +53,16 @@ def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
     found = [u_lira(side(), side()) for _ in range(40)]
     scatter = np.std([item["auc"] for item in found])
     assert 0.7 * scatter < np.mean([item["auc_standard_error"] for item in found]) < 1.8 * scatter
+
+
+def test_retrain_against_itself_is_one_half_and_steadier_than_one_split() -> None:
+    rng = np.random.default_rng(4)
+    pools = [rng.normal(size=(16, 30)) + rng.normal(size=(16, 1)) for _ in range(12)]
+    averaged = [u_lira_null(pool)["auc"] for pool in pools]
+    single = [u_lira(*halves(pool))["auc"] for pool in pools]
+    assert np.mean(averaged) == pytest.approx(0.5, abs=0.04)
+    assert np.std(averaged) < 0.8 * np.std(single)
+    assert u_lira_null(pools[0]) == u_lira_null(pools[0])
 
 
 def test_halves_are_disjoint_and_equal() -> None:

@@ -32,7 +32,7 @@ from torch import Tensor
 from fastntk.auditing.cache import cache_folder, digest_of, kept
 from fastntk.auditing.klom import klom_by_halves
 from fastntk.auditing.roc import Array
-from fastntk.auditing.ulira import LEAST, halves, logit_confidence, u_lira
+from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
 from fastntk.errors import InputError
 from fastntk.models.card import fingerprint_of, tensor_digest
 from fastntk.progress import track
@@ -76,8 +76,7 @@ def ensemble_figures(
         if not np.isfinite(values).all():
             lira[name], klom[name] = None, None
             continue
-        pair = halves(retrained) if name == "retrain" else (values, retrained)
-        lira[name] = u_lira(*pair)
+        lira[name] = u_lira_null(values) if name == "retrain" else u_lira(values, retrained)
         klom[name] = klom_by_halves(values, retrained)
     return {"u_lira": lira, "klom": klom}
 

@@ -31,6 +31,7 @@ LEAST = 4
 FLOOR = 1e-2
 """Least standard deviation, relative to that of all values: two models that agree by chance are not certain."""
 GROUPS = 32
+SPLITS = 8
 
 
 def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -75,6 +76,21 @@ def _jackknife(one: Array, two: Array, floor: float) -> float:
     groups = np.array_split(np.arange(len(one)), min(len(one), GROUPS))
     areas = np.array([_area(np.delete(one, group, 0), np.delete(two, group, 0), floor) for group in groups])
     return math.sqrt((len(groups) - 1) / len(groups) * float(((areas - areas.mean()) ** 2).sum()))
+
+
+def u_lira_null(retrained: Any) -> dict[str, Any]:
+    """The test of Retrains (K, n) against Retrains: the mean over ``SPLITS`` random halves, since one split is mostly chance.
+
+    The standard error is the mean of the splits' own: how far one comparison of that size strays from one half.
+    """
+    values = np.asarray(retrained, dtype=np.float64)
+    found = []
+    for split in range(SPLITS):
+        order = np.random.default_rng(split).permutation(len(values))
+        found.append(u_lira(*halves(values[order])))
+    means = {key: float(np.mean([item[key] for item in found])) for key in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")}
+    tpr = np.mean([item["roc"]["tpr"] for item in found], axis=0)
+    return means | {"roc": {"fpr": found[0]["roc"]["fpr"], "tpr": [float(f"{value:.5g}") for value in tpr]}}
 
 
 def halves(values: Array) -> tuple[Array, Array]:
