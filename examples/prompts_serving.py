@@ -28,7 +28,7 @@ def main(work: Path) -> None:
     model = fastntk.build_model(f"timm:{NAME}", num_classes=CLASSES, weights=backbone, image_size=SIZE)
     subset = fastntk.tune(model, "prompts+head", prompt_length=10, prompt_blocks=2)
     samples = fastntk.load_source(images, spec=fastntk.input_spec(model))
-    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=15, lr=2e-2))
+    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=15, lr=1e-2))
     result = fastntk.unlearn(run, classes=["digit-0"], method="tangent-replay")
     file = fastntk.save_tuned(result.subset, work / "unlearned.safetensors")
     print(f"tangent-replay: {result.details['validity']['verdict']}; {file.name} has {file.stat().st_size:,} bytes")

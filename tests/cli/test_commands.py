@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
 import fastntk
+import fastntk.schemas
 from fastntk.bundle import load_run, source_samples
 from fastntk.cli import app as app_module
 from fastntk.cli import demo as demo_module
@@ -113,14 +115,15 @@ def test_pretrain_makes_weights_that_finetune_takes(tmp_path: Path) -> None:
 def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
-    monkeypatch.setattr(demo_module, "METHODS", ("full", "max-loss", "tangent-replay"))
-    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("fast-ntk",))
+    monkeypatch.setattr(demo_module, "METHODS", ("max-loss", "tangent-replay", "retrain"))
+    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("tangent-replay", "retrain"))
     out = tmp_path / "demo"
     for _ in range(2):
         result = fastntk_command("demo", "--out", out)
         assert result.exit_code == 0, result.output
     assert "fine-tuned" in result.stdout
     record = json.loads((out / "demo.json").read_text())
+    jsonschema.Draft202012Validator(fastntk.schemas.load("demo")).validate(record)  # what --json prints is the same object
     assert [row["model"] for row in record["rows"]] == ["before fine-tuning", "fine-tuned"]
     digit, images = record["requests"]
     assert [row["method"] for row in digit["rows"]] == list(demo_module.METHODS)
@@ -130,7 +133,9 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
         assert row["method"] in result.stdout
         assert 0 <= row["retain"] <= 1
     original = load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
-    assert load_result(out / "result", original).method == demo_module.KEPT
+    for name, page in zip(demo_module.RESULTS, record["reports"]):
+        assert load_result(out / name, original).method == demo_module.KEPT
+        assert json.loads((out / name / "audit.json").read_text())["verdict"]["level"] in Path(page).read_text("utf-8").lower()
     load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     (out / "demo.json").unlink()
     refused = fastntk_command("demo", "--out", out)

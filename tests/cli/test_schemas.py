@@ -58,11 +58,12 @@ def test_pretrain(tmp_path: Path) -> None:
     printed("pretrain", "resnet20", *options, "--out", tmp_path / "w.safetensors")
 
 
+@pytest.mark.slow  # two audits; the default tier validates demo.json in test_commands.py
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
-    monkeypatch.setattr(demo_module, "METHODS", ("full", "tangent-replay"))
-    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("full",))
+    monkeypatch.setattr(demo_module, "METHODS", ("retrain", "tangent-replay"))
+    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("retrain", "tangent-replay"))
     record = printed("demo", "--out", tmp_path / "demo")
     assert json.loads((tmp_path / "demo" / "demo.json").read_text("utf-8")) == record
 
