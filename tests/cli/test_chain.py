@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fastntk import schemas
 from fastntk.cli.app import app
 
+SMALL_PROMPTS = ["--tune", "prompts+head", "--image-size", "42"]
 CASES = {
     "resnet20 on CIFAR-10": {
         "model": ["resnet20", "--weights", "weights/cifar100_resnet20.safetensors", "--tune", "norm+head"],
@@ -22,8 +23,7 @@ CASES = {
         "forget": ["--classes", "airplane,3"],
     },
     "ViT-S/14 on Caltech": {
-        "model": ["timm:vit_small_patch14_dinov2", "--weights", "weights/vit_small_patch14_dinov2.safetensors"]
-        + ["--tune", "prompts+head", "--image-size", "42"],
+        "model": ["timm:vit_small_patch14_dinov2", "--weights", "weights/vit_small_patch14_dinov2.safetensors", *SMALL_PROMPTS],
         "data": ("data/caltech50", "train", "holdout"),
         "sizes": ["--only-classes", "Faces,Leopards,Motorbikes,airplanes", "--images-per-class", "10", "--epochs", "3"],
         "forget": ["--classes", "Leopards"],

@@ -9,11 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fastntk import schemas
 from fastntk.bundle import load_run, source_samples
 from fastntk.cli.app import app
 from fastntk.cli.report import as_png
@@ -81,6 +83,7 @@ def test_json_is_one_object_and_the_file_may_be_named(place: Path) -> None:
     done = command("report", "result/audit.json", "--out", "pages/page.html", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
+    jsonschema.validate(told, schemas.load("report"))
     record = json.loads((place / "result" / "audit.json").read_text())
     assert told == {
         "command": "report",

@@ -15,12 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
 from tiny_cells import HERE, TINY, cut_down
 from typer.testing import CliRunner
 
+from fastntk import schemas
 from fastntk.cli.app import app
 from fastntk.errors import InputError
 from fastntk.experiments import cells as cells_module
@@ -158,6 +160,7 @@ def test_another_configuration_is_refused(finished: Path, monkeypatch: pytest.Mo
 def test_plan_writes_nothing(tiny: None, tmp_path: Path) -> None:
     result = reproduce("table1", "--out", tmp_path / "new", "--plan", "--json")
     assert result.exit_code == 0, result.output
+    jsonschema.validate(json.loads(result.stdout), schemas.load("reproduce"))
     (row,) = json.loads(result.stdout)["plan"]
     assert (row["trainings"], row["records"], row["seeds"]) == (2, 6, 1)
     assert row["seconds"] > 0

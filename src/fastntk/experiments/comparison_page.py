@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastntk.auditing.ulira import u_lira
-from fastntk.experiments.comparison import BASELINES, BUDGET, FOLDER, SPARE_SEED, tuning_file
+from fastntk.experiments.comparison import BASELINES, BUDGET, FOLDER, SAMPLES_CAP, SPARE_SEED, tuning_file
 from fastntk.experiments.pages import figure_text, relearn_text, setting_text
 from fastntk.experiments.plots import SETTINGS
 from fastntk.experiments.records import read_record, setting_folder
@@ -35,6 +35,8 @@ and `results/{FOLDER}`; do not edit. `python -m fastntk.experiments run comparis
 - *Attack AUC*: population attack, forgotten samples against hold-out samples of their classes; compare with Retrain's.
   *U-LiRA*: per-sample likelihood-ratio test that tells the method's models from Retrain's, one model of each seed on either side,
   leave-one-out; 0.5 is indistinguishable. Five models a side are few: read it as large or small.
+- *Relearn*: epochs until the loss on the forget set is below 0.05. A random share of the samples is not learnt that well by any
+  model within 100 epochs, Full included ([results-unlearning.md](results-unlearning.md)), so there it stops after {SAMPLES_CAP}.
 - *Cost*: CPU seconds over the same seed's Retrain, rows of the linearisation included; the tuning is not counted.
 
 ![Distance to Retrain and membership attack by method]({FIGURE})
