@@ -21,7 +21,7 @@ def test_thresholds_are_those_of_the_code() -> None:
         f"recovered > {verdict.RECOVERED_MOST};",
         f"under {verdict.RELEARN_SHARE} × Retrain's epochs and at least {verdict.RELEARN_EPOCHS} epochs fewer",
         f"over Retrain's by {verdict.ERRORS:.0f} standard errors",
-        f"by that and by {verdict.LIRA_GAP}",
+        f"by {verdict.ERRORS:.0f} of its own standard errors and by {verdict.LIRA_GAP}",
         f"an accuracy over {100 * verdict.POINTS:.0f} points and over {verdict.FEW} samples",
         f"total variation over {verdict.SPREAD} × the spread",
         f"below {verdict.LOSS_GAP} nats",
