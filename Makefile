@@ -45,6 +45,7 @@ bench: $(ALL)
 
 tables: $(ALL)
 	$(BIN)/python -m fastntk.experiments tables unlearning
+	$(BIN)/python -m fastntk.experiments tables comparison
 	$(BIN)/python -m fastntk.experiments.results_page
 	$(BIN)/python -m benchmarks.report results/bench
 

@@ -34,6 +34,8 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
 
     first, results = UNLEARNING[0], committed(tmp_path)
     readme = (ROOT / "README.md").read_text("utf-8")
+    table = [line for line in headline(first, folder=setting_folder(results, first.name)).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) <= 1
     assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
     made = page("unlearning", UNLEARNING, single=SINGLE, out=results)
     assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")

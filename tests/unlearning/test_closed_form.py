@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
+from fastntk.data import Split
 from fastntk.errors import InputError
+from fastntk.linalg import DenseRows
+from fastntk.unlearning.closed_form import _raised
 
 
 def linear_run(
@@ -166,3 +170,17 @@ def test_a_bare_linear_layer_is_a_model_too() -> None:
     made = fastntk.unlearn(run, ids=[1], method="tangent-replay")
     true = fastntk.unlearn(run, ids=[1], method="retrain")
     torch.testing.assert_close(made.subset.get(), true.subset.get(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_scale_is_raised_until_a_forgotten_class_is_no_longer_named() -> None:
+    rows = DenseRows(torch.eye(2, dtype=torch.float64).repeat(3, 1, 1))
+    outputs = torch.tensor([[3.0, 0.0], [5.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1])
+    split = Split(forget=torch.tensor([0, 1]), retain=torch.tensor([2]), whole_classes=(0,))
+    common = {"step": torch.tensor([-1.0, 1.0], dtype=torch.float64), "offset": torch.zeros(2, dtype=torch.float64)}
+    # At s both logits are (3 − s, s) and (5 − s, s): the second sample loses its name beyond s = 2.5.
+    assert 2.5 < _raised(rows, outputs, labels, split, fitted=1.0, **common) < 2.52
+    assert _raised(rows, outputs, labels, split, fitted=2.6, **common) == 2.6
+    # Three-fold is the ceiling, and the least scale that names as few as can be is enough: one of two, from 1.5 on.
+    assert 1.5 < _raised(rows, outputs, labels, split, fitted=0.6, **common) < 1.52
+    assert _raised(rows, outputs, labels, dataclasses.replace(split, whole_classes=()), fitted=1.0, **common) == 1.0

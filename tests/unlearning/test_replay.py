@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.errors import InputError
 from fastntk.unlearning.path import path_models
-from fastntk.unlearning.replay import _chosen
+from fastntk.unlearning.replay import SEEDS, STRIDE, _chosen, replay
 from fastntk.unlearning.validity import RETRAIN
 
 
@@ -49,11 +50,38 @@ def test_a_linear_model_under_replay_equals_retraining(optimizer: str, schedule:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)).double().eval()
     recipe = fastntk.Recipe(epochs=3, lr=0.01, batch_size=7, optimizer=optimizer, schedule=schedule, loss=loss, weight_decay=0.05)
     run = fastntk.fit(model, fastntk.tune(model, "head"), small_data(dtype=torch.float64), recipe)
-    request = {"ids": ["img3", "img14", "img59"]}
-    made = fastntk.unlearn(run, method="tangent-replay", **request)
-    true = fastntk.unlearn(run, method="retrain", **request)
-    torch.testing.assert_close(made.subset.get(), true.subset.get(), rtol=1e-10, atol=1e-12)
-    assert made.details["replay_miss"] < 1e-12
+    for request in ({"ids": ["img3", "img14", "img59"]}, {"classes": [2]}):
+        made = fastntk.unlearn(run, method="tangent-replay", **request)
+        true = fastntk.unlearn(run, method="retrain", **request)
+        torch.testing.assert_close(made.subset.get(), true.subset.get(), rtol=1e-10, atol=1e-12)
+        assert made.details["replay_miss"] < 1e-12
+        assert made.details["average"]["seeds"] == 1
+
+
+def test_whole_classes_aim_at_the_middle_where_the_seed_is_not_reproduced() -> None:
+    calm = fastntk.unlearn(small_run(), classes=[1], method="tangent-replay", path="tangent")
+    assert calm.details["average"]["miss"] < calm.details["average"]["noise"]
+    assert calm.details["average"]["seeds"] == 1
+    run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
+    lin = fastntk.linearise_run(run)
+    keep = run.data.labels != 1
+    path = path_models(lin, "tangent")["tangent"]
+    recipes = [dataclasses.replace(run.recipe, seed=k * STRIDE) for k in range(SEEDS)]
+    ends = [replay(path, lin.anchor, run.data.labels, recipe, keep=keep)[0] for recipe in recipes]
+    full = replay(path, lin.anchor, run.data.labels, run.recipe)[0]
+    forget = lambda **options: fastntk.unlearn(
+        run, method="tangent-replay", linearisation=lin, path="tangent", validate=False, **options
+    )
+    made = forget(classes=[1])
+    assert made.details["average"]["miss"] > made.details["average"]["noise"] > 0
+    assert made.details["average"]["seeds"] == SEEDS
+    torch.testing.assert_close(made.delta, sum(ends) / SEEDS - full, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(forget(classes=[1], average=1).delta, ends[0] - full, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(forget(classes=[1], average=2).delta, (ends[0] + ends[1]) / 2 - full, rtol=1e-4, atol=1e-5)
+    assert forget(ids=["img1", "img2"]).details["average"] == {"seeds": 1}
+    for wrong in (0, -1, 2.5, True, "some"):
+        with pytest.raises(InputError, match="average counts seeds"):
+            forget(classes=[1], average=wrong)
 
 
 def test_replay_lands_nearer_to_retrain_than_doing_nothing() -> None:

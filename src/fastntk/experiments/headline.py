@@ -12,6 +12,7 @@ START, END = "<!-- results:start -->", "<!-- results:end -->"
 COLUMNS = (
     "forget",
     "method",
+    "seeds",
     "retain %",
     "forget %",
     "hold-out %",
