@@ -46,6 +46,7 @@ bench: $(ALL)
 tables: $(ALL)
 	$(BIN)/python -m fastntk.experiments tables unlearning
 	$(BIN)/python -m fastntk.experiments tables comparison
+	$(BIN)/python -m fastntk.experiments tables development
 	$(BIN)/python -m fastntk.experiments.results_page
 	$(BIN)/python -m benchmarks.report results/bench
 

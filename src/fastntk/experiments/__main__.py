@@ -110,17 +110,27 @@ def _tables(options: argparse.Namespace) -> int:
 
     if options.name == COMPARISON:
         return _comparison(options)
-    target = options.docs / ("results-unlearning.md" if options.name != "development" else "results-development.md")
-    single = EXPERIMENTS["single"] if options.name != "development" else ()
-    name = "unlearning" if options.name == "single" else options.name
-    write_file(target, page(name, EXPERIMENTS[name], single=single, out=options.out).encode(), overwrite=True)
+    if options.name == "development":
+        return _development(options)
+    target, name = options.docs / "results-unlearning.md", "unlearning"
+    write_file(target, page(name, EXPERIMENTS[name], single=EXPERIMENTS["single"], out=options.out).encode(), overwrite=True)
     print(f"wrote {target}")
     readme = options.docs.parent / "README.md"
-    if name == "unlearning" and readme.exists():
+    if readme.exists():
         first = EXPERIMENTS[name][0]
         made = filled(readme.read_text("utf-8"), headline(first, folder=setting_folder(options.out, first.name)))
         write_file(readme, made.encode(), overwrite=True)
         print(f"wrote {readme}")
+    return 0
+
+
+def _development(options: argparse.Namespace) -> int:
+    from fastntk.atomic import write_file
+    from fastntk.experiments.development_page import development_page
+
+    target = options.docs / "results-development.md"
+    write_file(target, development_page(out=options.out).encode(), overwrite=True)
+    print(f"wrote {target}")
     return 0
 
 

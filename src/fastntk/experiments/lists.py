@@ -79,13 +79,21 @@ VIT_50X20 = replace(
 
 UNLEARNING: tuple[Setting, ...] = (RESNET, RESNET_200, MOBILENET, RESNET_500, VIT, VIT_50X20)
 
+VARIANTS = (
+    *CORE,
+    Method("fast-ntk, least squares", "fast-ntk", {"scale_fit": "least-squares"}),
+    Method("fast-ntk, damping 0.1", "fast-ntk", {"damping": 0.1}),
+    Method("fast-ntk, damping 0.001", "fast-ntk", {"damping": 0.001}),
+    Method("tangent-replay, average 1", "tangent-replay", {"average": 1}),
+    Method("tangent-replay, average 3, polish 4", "tangent-replay", {"average": 3, "polish": 4}),
+)
 DEVELOPMENT: tuple[Setting, ...] = (
     replace(
         RESNET,
         name="dev-resnet20-100",
         requests=(Request("class", 7), Request("class", 8), Request("random", 0.1, draw_seed=100)),
         seeds=(100, 101, 102),
-        methods=CORE,
+        methods=VARIANTS,
     ),
     replace(MOBILENET, name="dev-mobilenetv2-100", requests=(Request("class", 7),), seeds=(100, 101, 102)),
     replace(
@@ -94,6 +102,7 @@ DEVELOPMENT: tuple[Setting, ...] = (
         requests=(Request("class", 7),),
         seeds=(100,),
         extra_retrain_seeds=(101, 102),
+        methods=VARIANTS,
     ),
 )
 
