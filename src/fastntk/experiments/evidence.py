@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastntk.auditing.distances import agreement, jensen_shannon, tug_of_war
 from fastntk.auditing.membership import attack_features, population_attack
-from fastntk.auditing.metrics import accuracy, margins
+from fastntk.auditing.metrics import margins
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.experiments.measure import Scene, View
 
@@ -39,20 +39,11 @@ def evidence(scene: Scene, view: View, *, seed: int) -> dict[str, Any]:
                 name: jensen_shannon(*(logits.double().softmax(1) for logits in pair)) for name, pair in pairs.items()
             },
             "agreement": {name: agreement(*pair) for name, pair in pairs.items()},
-            "tug_of_war": tug_of_war(_accuracies(scene, view), _accuracies(scene, reference)),
+            "tug_of_war": tug_of_war(scene.accuracies(view), scene.accuracies(reference)),
         },
         "population": {name: attack[name] for name in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")},
         "confidences": _digits(logit_confidence(view.data[forget], labels)),
         "margins": _digits(margins(view.data[forget], labels)),
-    }
-
-
-def _accuracies(scene: Scene, view: View) -> dict[str, float]:
-    labels, split = scene.bench.samples.labels, scene.split
-    return {
-        "retain": accuracy(view.data[split.retain], labels[split.retain]),
-        "forget": accuracy(view.data[split.forget], labels[split.forget]),
-        "holdout": accuracy(view.holdout, scene.bench.holdout.labels),
     }
 
 

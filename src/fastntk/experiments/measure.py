@@ -72,9 +72,9 @@ class Scene:
         reach = (reference.vector - self.bench.anchor).norm()
         return {
             "accuracy": {
-                "method": self._accuracies(view),
-                "retrain": self._accuracies(reference),
-                "full": full and self._accuracies(full),
+                "method": self.accuracies(view),
+                "retrain": self.accuracies(reference),
+                "full": full and self.accuracies(full),
             },
             "forget_loss": {"method": loss, "retrain": retrain_loss, "full": full_loss},
             "recovered": None if full_loss is None else recovered(loss, full_loss, retrain_loss),
@@ -95,7 +95,8 @@ class Scene:
             self._views[kind, seed] = self.view(vector())
         return self._views[kind, seed]
 
-    def _accuracies(self, view: View) -> dict[str, float]:
+    def accuracies(self, view: View) -> dict[str, float]:
+        """Accuracy on retained, forgotten and hold-out samples."""
         labels, split = self.bench.samples.labels, self.split
         return {
             "retain": accuracy(view.data[split.retain], labels[split.retain]),

@@ -99,19 +99,23 @@ def tangent_replay(
     kept, resume = replay(
         models[name], anchor, labels, recipe, keep=keep, resume_at=recipe.epochs - polish, description="replay without"
     )
-    whole = bool(split.whole_classes) and bool(torch.isin(labels[split.forget], torch.tensor(split.whole_classes)).all())
-    wanted = (SEEDS if whole else 1) if average == "auto" else average
-    others = [
-        replay(
-            models[name], anchor, labels, replace(recipe, seed=recipe.seed + STRIDE * k), keep=keep, description="replay again"
-        )[0]
-        for k in range(1, wanted)
-    ]
-    averaged = _noise(models[name], linearisation.outputs, full[name], [kept, *others], split) if others else {}
-    if others and (average != "auto" or averaged["miss"] > averaged["noise"]):
-        kept = torch.stack([kept, *others]).mean(0)
-        averaged["seeds"] = 1 + len(others)
-    return Replay(kept - full[name], name, models[name], misses, time.perf_counter() - started, {"seeds": 1, **averaged}, resume)
+    recipes = [replace(recipe, seed=recipe.seed + STRIDE * k) for k in range(1, _seeds(average, labels, split))]
+    title = "replay without, other seed"
+    others = [replay(models[name], anchor, labels, other, keep=keep, description=title)[0] for other in recipes]
+    averaged: dict[str, Any] = {"seeds": 1}
+    if others:
+        averaged |= _noise(models[name], linearisation.outputs, full[name], [kept, *others], split)
+        if average != "auto" or averaged["miss"] > averaged["noise"]:
+            kept, averaged["seeds"] = torch.stack([kept, *others]).mean(0), 1 + len(others)
+    return Replay(kept - full[name], name, models[name], misses, time.perf_counter() - started, averaged, resume)
+
+
+def _seeds(average: Average, labels: Tensor, split: Split) -> int:
+    """How many seeds to replay without the forget set: several where nothing but whole classes goes."""
+    if average != "auto":
+        return average
+    whole = torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))
+    return SEEDS if len(whole) and bool(whole.all()) else 1
 
 
 def _noise(path: Path, outputs: Tensor, full: Tensor, kept: list[Tensor], split: Split) -> dict[str, float]:
