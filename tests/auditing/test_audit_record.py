@@ -43,7 +43,7 @@ def record(toy, result, tmp_path_factory):
         retrains=2,
         require=wanted,
         ensemble=8,
-        ensemble_kind="tangent",
+        ensemble_kind="real",
         cache=cache,
     )
 

@@ -105,6 +105,9 @@ def test_refusals(toy, tmp_path: Path) -> None:
     updating = dataclasses.replace(toy.run, recipe=fastntk.Recipe(bn_stats="update"))
     with pytest.raises(InputError, match="BatchNorm statistics"):
         check_ensemble(updating, size=8, kind="tangent")
+    replayed = fastntk.unlearn(toy.run, ids=toy.ids(12), method="tangent-replay")
+    with pytest.raises(InputError, match="cannot judge tangent-replay"):
+        fastntk.audit(toy.run, replayed, holdout=toy.holdout, ensemble=8, ensemble_kind="tangent")
     file = tmp_path / "file"
     file.write_text("")
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(12), method="full")

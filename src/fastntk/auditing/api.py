@@ -21,7 +21,7 @@ from fastntk.auditing import record as parts
 from fastntk.auditing.answers import Answers, answers
 from fastntk.auditing.costs import estimate
 from fastntk.auditing.distances import accuracies, compare, mean_of
-from fastntk.auditing.ensembles import EnsembleKind, check_ensemble, ensemble_figures
+from fastntk.auditing.ensembles import EnsembleKind, check_ensemble, check_offered, ensemble_figures
 from fastntk.auditing.figures import definitions
 from fastntk.auditing.membership import LEAST, attack_features, population_attack
 from fastntk.auditing.probes import linear_probe, random_model
@@ -73,6 +73,7 @@ def audit(
     check_possible(conditions, given=_given(planned, ensemble=ensemble, membership=membership, probes=probes))
     if ensemble is not None:
         check_ensemble(run, size=ensemble, kind=ensemble_kind)
+        check_offered(result.method, ensemble_kind)
     if not relearn_threshold > 0 or relearn_cap < 0:
         raise InputError(f"relearn_threshold must be > 0 and relearn_cap ≥ 0; got {relearn_threshold} and {relearn_cap}.")
     honest = references(run, result, reference, retrains=retrains)
@@ -248,6 +249,4 @@ def _ensemble_limits(made: Mapping[str, Any]) -> list[str]:
     sentences = ["The models of the ensemble saw the forgotten samples and stay in the cache until somebody deletes them."]
     if lira["ensemble"]["kind"] == "tangent":
         sentences.append("The ensemble was made by replay in a linear model of the network, not by training.")
-        if made["subject"]["method"] == "tangent-replay":
-            sentences.append("It presumes what tangent-replay presumes, so it cannot find what both get wrong: use a real one.")
     return sentences

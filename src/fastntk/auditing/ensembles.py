@@ -102,6 +102,15 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reused)
 
 
+def check_offered(method: str, kind: str) -> None:
+    """Refuse the cheap kind where it was measured to flatter (docs/metrics.md): it presumes what tangent-replay presumes."""
+    if kind == "tangent" and method == "tangent-replay":
+        raise InputError(
+            "A tangent ensemble cannot judge tangent-replay: both presume that a replay in the linear model is right, and "
+            "measured against real trainings it flatters the method. Use ensemble_kind 'real', or no ensemble."
+        )
+
+
 def check_ensemble(run: Run, *, size: int, kind: str) -> Recipe:
     """Refuse, before any work, an ensemble that cannot be made; return the recipe it follows."""
     if kind not in get_args(EnsembleKind):

@@ -40,7 +40,7 @@ def audit(
         int | None, typer.Option("--ensemble", metavar="K", help="Models for U-LiRA and KLoM; without it neither is made.")
     ] = None,
     ensemble_kind: Annotated[
-        str, typer.Option("--ensemble-kind", help="real (trainings) or tangent (replays, much cheaper).")
+        str, typer.Option("--ensemble-kind", help="real (trainings) or tangent (replays, much cheaper; not for tangent-replay).")
     ] = "real",
     require: Annotated[
         list[str] | None,
@@ -132,11 +132,12 @@ def _announce(
     """Say what is about to happen and how long it will take."""
     from fastntk.auditing.cache import cache_folder
     from fastntk.auditing.costs import estimate
-    from fastntk.auditing.ensembles import check_ensemble
+    from fastntk.auditing.ensembles import check_ensemble, check_offered
 
     size, kind = options["ensemble"], options["ensemble_kind"]
     if size is not None:
         check_ensemble(run, size=size, kind=kind)
+        check_offered(result.method, kind)
     stages = estimate(run, result, holdout=holdout, retrains=made_here, **options)
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
