@@ -50,6 +50,7 @@ tables: $(ALL)
 	$(BIN)/python -m fastntk.experiments tables development
 	$(BIN)/python -m fastntk.experiments.results_page
 	$(BIN)/python -m benchmarks.report results/bench
+	$(BIN)/python -m benchmarks.oracle_ensembles --page
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
