@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fastntk.auditing import klom, membership, ulira, verdict
 from fastntk.auditing.ensembles import FEWEST
 from fastntk.auditing.figures import BY_NAME
 
-TEXT = " ".join((Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8").split())
+ROOT = Path(__file__).parents[2]
+TEXT = " ".join((ROOT / "docs" / "metrics.md").read_text("utf-8").split())
 
 
 def test_every_name_is_explained() -> None:
     assert not [name for name in BY_NAME if f"`{name}`" not in TEXT]
+
+
+def test_the_cost_told_is_that_of_the_record() -> None:
+    cost = json.loads((ROOT / "results" / "audit" / "resnet20-100-class-0.json").read_text("utf-8"))["cost"]
+    assert f"took {cost['audit_seconds']:.0f} s on two cores, one Retrain {cost['retrain_seconds']:.0f} s" in TEXT
 
 
 def test_thresholds_are_those_of_the_code() -> None:

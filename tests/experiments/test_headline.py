@@ -29,7 +29,7 @@ def test_no_records_no_figures(tmp_path: Path) -> None:
 def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     """`make tables` again, byte for byte."""
     from fastntk.experiments.development_page import development_page
-    from fastntk.experiments.lists import SINGLE
+    from fastntk.experiments.lists import DEVELOPMENT, SINGLE
     from fastntk.experiments.pages import page
     from fastntk.experiments.records import setting_folder
 
@@ -40,4 +40,4 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
     made = page("unlearning", UNLEARNING, single=SINGLE, out=results)
     assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
-    assert development_page(out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")
+    assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")

@@ -5,33 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_cells import TINY as BASE
 
 from fastntk.errors import InputError
 from fastntk.experiments import Method, Request, Setting, plan, run_steps, single
 from fastntk.experiments.bench import open_bench
+from fastntk.experiments.development_page import development_page
 from fastntk.experiments.lists import DEVELOPMENT, UNLEARNING
 from fastntk.experiments.pages import page
 from fastntk.experiments.records import without
 from fastntk.recipe import Recipe
 
-TINY = Setting(
-    name="tiny",
-    model="resnet20",
-    weights="cifar100",
-    image_size=16,
-    data="digits@train",
-    holdout="digits@test",
-    only_classes=3,
-    images_per_class=4,
+TINY = replace(
+    BASE,
     requests=(Request("class", 0), Request("random", 0.2, draw_seed=100)),
     seeds=(100,),
     extra_retrain_seeds=(101, 102),
-    recipe=Recipe(epochs=2, batch_size=4),
-    relearn_cap=2,
     methods=(
         Method("full", "full"),
         Method("fast-ntk", "fast-ntk"),
@@ -123,6 +117,7 @@ def test_a_step_that_fails_leaves_nothing_half_done(finished: Path, tmp_path: Pa
 def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(finished: Path, tmp_path: Path) -> None:
     text = document(finished)
     assert text == document(finished)
+    assert "### tiny: forget class 0" in development_page([TINY], out=finished)
     rows = [line for line in text.splitlines() if line.startswith("| retrain |")]
     assert len(rows) == 2
     assert all("[1.00×]" in row for row in rows)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.cli.audit import FILE as AUDIT
 from fastntk.cli.finetune import announce, prepare
 from fastntk.cli.options import Json, Seed, Threads, use_threads
 from fastntk.cli.output import Output, duration, percent, progress
+from fastntk.cli.report import PAGE as REPORT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +37,6 @@ METHODS = ("full", "retrain", *TANGENT, "max-loss", "random-label")
 METHODS_SINGLE = ("full", "retrain", *TANGENT)
 KEPT = "tangent-replay"
 RESULTS = ("result", "result-images")
-AUDIT, REPORT = "audit.json", "report.html"
 
 
 def demo(

@@ -129,7 +129,7 @@ def _development(options: argparse.Namespace) -> int:
     from fastntk.experiments.development_page import development_page
 
     target = options.docs / "results-development.md"
-    write_file(target, development_page(out=options.out).encode(), overwrite=True)
+    write_file(target, development_page(_settings(options), out=options.out).encode(), overwrite=True)
     print(f"wrote {target}")
     return 0
 

@@ -2,7 +2,7 @@
 
 The trials are rows in ``<out>/development/*.json``, one per setting, request, seed and variant. They were made by trial scripts
 that called the package's own functions on the settings of ``lists.DEVELOPMENT``; ``run development`` measures the same variants
-with the runner. Knows no torch.
+with the runner, and its tables follow where it was run. Knows no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastntk.experiments.records import read_record
+from fastntk.experiments.pages import rows_of, setting_text, table_text
+from fastntk.experiments.records import read_record, setting_folder
+from fastntk.experiments.setting import Setting
 
 FOLDER = "development"
 HEADER = """# Choices, and what they rest on
@@ -27,13 +29,18 @@ multiples of the distance between two Retrains, on forgotten / hold-out samples.
 """
 
 
-def development_page(*, out: Path) -> str:
+def development_page(settings: Sequence[Setting], *, out: Path) -> str:
     """The whole document."""
     parts = [HEADER]
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path)
         parts.append(f"## {record['what'][0].upper() + record['what'][1:]}\n")
         parts.append(_table(record["rows"]))
+    for setting in settings:
+        folder = setting_folder(out, setting.name)
+        if folder.exists():
+            parts.append(setting_text(setting, folder))
+            parts += [table_text(asked, setting, rows_of(setting, asked, folder=folder)) for asked in setting.requests]
     return "\n".join(parts)
 
 

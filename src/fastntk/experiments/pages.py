@@ -46,7 +46,7 @@ def page(experiment: str, settings: Sequence[Setting], *, single: Sequence[Setti
     """The whole document."""
     parts = [HEADER.format(experiment=experiment)]
     rows = {
-        (setting.name, request.name): _rows(setting, request, folder=setting_folder(out, setting.name))
+        (setting.name, request.name): rows_of(setting, request, folder=setting_folder(out, setting.name))
         for setting in settings
         for request in setting.requests
     }
@@ -54,13 +54,14 @@ def page(experiment: str, settings: Sequence[Setting], *, single: Sequence[Setti
     for setting in settings:
         parts.append(setting_text(setting, setting_folder(out, setting.name)))
         for request in setting.requests:
-            parts.append(_table(request, setting, rows[setting.name, request.name]))
+            parts.append(table_text(request, setting, rows[setting.name, request.name]))
     parts += [_single(setting, out / "single" / setting.name) for setting in single]
     parts.append(_environments(_folders(settings, single, out=out)))
     return "\n".join(parts)
 
 
-def _rows(setting: Setting, request: Request, *, folder: Path) -> list[Row | None]:
+def rows_of(setting: Setting, request: Request, *, folder: Path) -> list[Row | None]:
+    """A row for each method of the setting, None where it was not run."""
     return [row_of(setting, request, method, folder=folder) for method in setting.methods]
 
 
@@ -89,7 +90,8 @@ def setting_text(setting: Setting, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(request: Request, setting: Setting, rows: Sequence[Row | None]) -> str:
+def table_text(request: Request, setting: Setting, rows: Sequence[Row | None]) -> str:
+    """The table of one request: a row a method, what was not run says so."""
     lines = [f"### {setting.name}: forget {request.title}", ""]
     known = next((row for row in rows if row is not None), None)
     if known is not None:
