@@ -42,8 +42,12 @@ def sizes(**changes: int) -> Sizes:
     return dataclasses.replace(plain, **changes)
 
 
-def planned(s: Sizes, *, memory: float = 1e10, disk: float = 1e11, speed: Calibration = SPEED) -> Plan:
-    routes = tuple(_judged(r, memory=int(memory), disk=int(disk)) for r in estimate(s, speed, recipe=Recipe()))
+SQUARED = Recipe(loss="squared")
+"""Trained so, a run is unlearned by equation (1)."""
+
+
+def planned(s: Sizes, *, memory: float = 1e10, disk: float = 1e11, speed: Calibration = SPEED, recipe: Recipe = SQUARED) -> Plan:
+    routes = tuple(_judged(r, memory=int(memory), disk=int(disk)) for r in estimate(s, speed, recipe=recipe))
     return Plan(s, speed, int(memory), int(disk), s.samples * speed.rows, routes, 60.0, True, "", {})
 
 
@@ -69,7 +73,7 @@ def test_the_plan_goes_into_json_and_onto_the_screen() -> None:
     made = plan(small_run(), ids=["3", "4"], memory_budget=10**9)
     back = json.loads(json.dumps(made.details(), allow_nan=False))
     assert back["sizes"]["retain"] == 18
-    assert {route["solver"].split()[0] for route in back["routes"]} >= {"primal", "dual", "matrix-free", "two"}
+    assert {route["solver"].split()[0] for route in back["routes"]} >= {"primal", "dual", "matrix-free", "replays", "newton"}
     assert set(back["chosen"]) == set(METHODS)
     text = str(made)
     for word in ("20 samples (18 retained)", "retrain", "->", "on disk", made.verdict):
@@ -94,7 +98,7 @@ def test_ten_megabytes_are_refused_with_advice() -> None:
 
 
 def test_what_the_refusal_asks_for_is_enough() -> None:
-    needed = min(r.memory for r in estimate(sizes(), SPEED, recipe=Recipe()))
+    needed = min(r.memory for r in estimate(sizes(), SPEED, recipe=SQUARED))
     assert not any(r.fits for r in planned(sizes(), memory=needed - 1).routes)
     assert planned(sizes(), memory=needed).chosen
 
@@ -114,6 +118,15 @@ def test_few_columns_go_primal_and_few_rows_dual() -> None:
     assert "primal" in planned(sizes(samples=50_000)).chosen["fast-ntk"].solver
     few = planned(sizes(samples=20, retain=15, parameters=40_000, body=39_350)).chosen["fast-ntk"]
     assert few.solver == "dual"
+
+
+def test_cross_entropy_is_unlearned_by_the_softmax_form_where_rows_can_be_kept() -> None:
+    chosen = planned(sizes(), recipe=Recipe()).chosen["fast-ntk"]
+    assert (chosen.rows, chosen.solver) == ("in memory", "newton (softmax form)")
+    assert not any("newton" in route.solver for route in planned(sizes()).routes)
+    big = sizes(samples=5000, retain=4500, parameters=46_090, body=38_400, features=768)
+    assert planned(big, memory=4e9, recipe=Recipe()).chosen["fast-ntk"].rows == "on disk"
+    assert planned(big, memory=4e9, disk=1e9, recipe=Recipe()).chosen["fast-ntk"].rows == "never made"
 
 
 def test_the_largest_case_goes_matrix_free_from_the_disk() -> None:

@@ -1,13 +1,15 @@
 """What unlearning would cost on this machine, before any of it is done: time and memory of every route.
 
 Rows cost C + 1 forward passes an image, Retrain two to three an image and epoch. With n images, C classes, d tuned
-parameters of which b are outside the head, and rows of s bytes a number:
+parameters of which b are outside the head, and rows of s bytes a number (newton is the softmax form, the other routes of
+``fast-ntk`` are equation (1)):
 
     stored rows          n·C·b·s bytes, in memory or on disk
+    fast-ntk, newton     the softmax form: vectors and a sketch; :data:`PRODUCTS` products with J and Jᵀ on stored rows
     fast-ntk, primal     A_D and A_r one after the other: (accumulator + 8)·d² bytes, n·C·b² + 2·d³/3 operations
     fast-ntk, dual       8·(n·C)² bytes, (n·C)²·b + (n·C)³/3 operations for each system
     fast-ntk, iterative  vectors; :data:`ITERATIONS` products with J and Jᵀ for each system (assumed: it depends on λ)
-    tangent-replay       two trainings of the linearised model on stored rows: bound by reading them
+    tangent-replay       trainings of the linearised model on stored rows, bound by reading them; then as newton
 
 Seconds rest on a short :mod:`calibration <fastntk.calibration>`; bytes are those above the process as it is. Both are
 estimates; nothing is computed or stored for later here.
@@ -35,10 +37,15 @@ from fastntk.run import Run
 from fastntk.tangent import checked_engine
 from fastntk.tangent.rows import DEFAULT_CHUNK
 from fastntk.training import check_samples, eval_mode
+from fastntk.unlearning.softmax_form import RANK
 
 METHODS = ("fast-ntk", "tangent-replay")
 ITERATIONS = 300
 """Steps of an iterative solve that estimates assume; badly conditioned systems take more."""
+PRODUCTS = 700
+"""Products with J and Jᵀ that the softmax form is assumed to take: damping, the regression on all samples, and on the kept."""
+REPLAYS = 4
+NEWTON = "newton (softmax form)"
 DISK_RATE = 3e8
 """Bytes a second that estimates assume for rows which the system cannot keep in memory."""
 MEMORY_SHARE, DISK_SHARE = 0.7, 0.9
@@ -107,11 +114,12 @@ class Plan:
     @property
     def chosen(self) -> dict[str, Route]:
         """The fastest route that fits, for each method that has one; within 10 % the first in the table, which orders
-        equals by accuracy and simplicity.
+        equals by accuracy and simplicity. ``fast-ntk`` takes the softmax form where one fits, as ``unlearn`` does.
         """
         found: dict[str, Route] = {}
         for method in METHODS:
             fitting = [route for route in self.routes if route.fits and route.method == method]
+            fitting = [route for route in fitting if route.solver == NEWTON] or fitting
             if fitting:
                 limit = 1.1 * min(_weighted(route) for route in fitting)
                 found[method] = next(route for route in fitting if _weighted(route) <= limit)
@@ -225,6 +233,8 @@ def estimate(sizes: Sizes, speed: Calibration, *, recipe: Recipe | None) -> Iter
     make = sizes.samples * (speed.rows + 2 * speed.forward)
     yield from _streamed(sizes, speed, make)
     for kept in ("in memory", "on disk"):
+        if recipe is None or recipe.loss == "cross-entropy":
+            yield _newton(sizes, speed, make, kept=kept)
         yield from _stored(sizes, speed, make, kept=kept)
         yield _replay(sizes, speed, make, kept=kept, recipe=recipe)
 
@@ -248,6 +258,14 @@ def _streamed(s: Sizes, speed: Calibration, make: float) -> Iterator[Route]:
     yield Route("fast-ntk", "never made", "matrix-free (jvp, vjp)", make + products, memory, 0, True)
 
 
+def _newton(s: Sizes, speed: Calibration, make: float, *, kept: str) -> Route:
+    """Rows are kept and read twice a product; the sketch takes them once with many columns."""
+    read = _read_seconds(s, speed, kept=kept)
+    sketch = 4.0 * s.n_rows * s.body * RANK / speed.gemm32
+    memory = 3 * 8 * RANK * s.parameters + 10 * 8 * s.n_rows + CHUNK_BYTES
+    return _kept(s, speed, "fast-ntk", kept, NEWTON, seconds=make + sketch + 2 * PRODUCTS * read, memory=memory)
+
+
 def _stored(s: Sizes, speed: Calibration, make: float, *, kept: str) -> Iterator[Route]:
     """Rows are kept, then solved with."""
     needed = bytes_of_routes(s.n_rows, s.parameters)
@@ -265,12 +283,17 @@ def _stored(s: Sizes, speed: Calibration, make: float, *, kept: str) -> Iterator
 
 
 def _replay(s: Sizes, speed: Calibration, make: float, *, kept: str, recipe: Recipe | None) -> Route:
-    """Two trainings on stored rows; a batch is gathered (read, written) and multiplied twice."""
+    """Four trainings on stored rows (with all, and three seeds without), a batch gathered (read, written) and multiplied twice;
+    under cross-entropy the softmax form as well. An exact replay needs less of both.
+    """
     known = recipe or Recipe()
     steps = known.epochs * math.ceil(s.samples / known.batch_size)
-    seconds = 2 * (known.epochs * 4 * _read_seconds(s, speed, kept=kept) + steps * 100 * speed.dispatch)
+    read = _read_seconds(s, speed, kept=kept)
+    seconds = REPLAYS * (known.epochs * 4 * read + steps * 100 * speed.dispatch)
+    if known.loss == "cross-entropy":
+        seconds += _newton(s, speed, 0.0, kept=kept).seconds
     gathered = 2 * min(known.batch_size, s.samples) * s.classes * s.body * s.itemsize + 16 * 8 * s.parameters + CHUNK_BYTES
-    route = _kept(s, speed, "tangent-replay", kept, "two replays", seconds=make + seconds, memory=gathered)
+    route = _kept(s, speed, "tangent-replay", kept, "replays", seconds=make + seconds, memory=gathered)
     if recipe is None:
         why = "needs the recipe, which the run does not record"
         return Route(**{**asdict(route), "fits": False, "why_not": why})

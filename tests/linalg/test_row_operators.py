@@ -52,6 +52,16 @@ def test_products(rows, more):
     close(rows.gram_matvec(v), J.T @ (J @ v.numpy()))
 
 
+def test_a_weighted_gram_product_is_one_with_weights_between(rows):
+    if not isinstance(rows, HeadRows):
+        pytest.skip("only HeadRows weighs")
+    n, classes, d = rows.shape
+    J = dense_oracle(rows)
+    v, weights = torch.randn(d, 2, dtype=torch.float64), torch.rand(n, classes, 1, dtype=torch.float64)
+    made = rows.gram_matvec(v, lambda part, u: weights[part] * u)
+    close(made, J.T @ (weights.reshape(n * classes, 1).numpy() * (J @ v.numpy())))
+
+
 def test_gram_kernel_and_norms(rows):
     J = dense_oracle(rows)
     close(rows.gram(torch.float64), J.T @ J)

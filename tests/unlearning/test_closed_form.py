@@ -147,8 +147,8 @@ def test_rows_in_memory_on_disk_and_streamed_give_one_answer(tmp_path) -> None: 
     subset = fastntk.tune(model, "norm+head")
     samples = fastntk.Samples(torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 3)
     run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=3, lr=0.05, batch_size=4))
-    memory = fastntk.unlearn(run, ids=[0, 4], rows="memory")
-    disk = fastntk.unlearn(run, ids=[0, 4], folder=tmp_path / "rows")
+    memory = fastntk.unlearn(run, ids=[0, 4], rows="memory", form="ridge")
+    disk = fastntk.unlearn(run, ids=[0, 4], folder=tmp_path / "rows", form="ridge")
     for solver in ("primal", "matrix-free"):
         stream = fastntk.unlearn(run, ids=[0, 4], rows="stream", solver=solver)
         torch.testing.assert_close(stream.delta, memory.delta, rtol=1e-7, atol=1e-9)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.errors import InputError
 from fastntk.unlearning.path import path_models
-from fastntk.unlearning.replay import SEEDS, STRIDE, _chosen, replay
+from fastntk.unlearning.replay import SEEDS, STRIDE, _chosen, _weight, replay
 from fastntk.unlearning.validity import RETRAIN
 
 
@@ -70,7 +70,7 @@ def test_whole_classes_aim_at_the_middle_where_the_seed_is_not_reproduced() -> N
     ends = [replay(path, lin.anchor, run.data.labels, recipe, keep=keep)[0] for recipe in recipes]
     full = replay(path, lin.anchor, run.data.labels, run.recipe)[0]
     forget = lambda **options: fastntk.unlearn(
-        run, method="tangent-replay", linearisation=lin, path="tangent", validate=False, **options
+        run, method="tangent-replay", linearisation=lin, path="tangent", validate=False, blend=0, **options
     )
     made = forget(classes=[1])
     assert made.details["average"]["miss"] > made.details["average"]["noise"] > 0
@@ -78,10 +78,36 @@ def test_whole_classes_aim_at_the_middle_where_the_seed_is_not_reproduced() -> N
     torch.testing.assert_close(made.delta, sum(ends) / SEEDS - full, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(forget(classes=[1], average=1).delta, ends[0] - full, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(forget(classes=[1], average=2).delta, (ends[0] + ends[1]) / 2 - full, rtol=1e-4, atol=1e-5)
-    assert forget(ids=["img1", "img2"]).details["average"] == {"seeds": 1}
+    assert forget(ids=["img1", "img2"]).details["average"]["seeds"] == 1
     for wrong in (0, -1, 2.5, True, "some"):
         with pytest.raises(InputError, match="average counts seeds"):
             forget(classes=[1], average=wrong)
+
+
+def test_two_stand_ins_are_averaged_where_the_replay_misses_the_network() -> None:
+    run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
+    lin = fastntk.linearise_run(run)
+    forget = lambda **options: fastntk.unlearn(run, classes=[1], linearisation=lin, validate=False, **options)
+    regression = forget(method="fast-ntk").delta
+    alone, made = (forget(method="tangent-replay", blend=blend) for blend in (0, "auto"))
+    assert alone.details["blend"] == {"weight": 0.0}
+    weight = made.details["blend"]["weight"]
+    assert 0 < weight <= 0.5
+    assert made.details["average"]["miss"] > 0.01
+    torch.testing.assert_close(made.delta, (1 - weight) * alone.delta + weight * regression, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(forget(method="tangent-replay", blend=1).delta, regression, rtol=1e-4, atol=1e-5)
+    for wrong in (-0.1, 1.5, True, "some"):
+        with pytest.raises(InputError, match="blend is the share"):
+            forget(method="tangent-replay", blend=wrong)
+
+
+def test_the_weight_is_that_of_the_nearest_mean() -> None:
+    truth, one, two = (torch.rand(20, 4, generator=torch.Generator().manual_seed(k)).softmax(1) for k in range(3))
+    best = _weight(one, two, truth)
+    distance = lambda b: float(((1 - b) * one + b * two - truth).square().sum())
+    assert distance(best) <= min(distance(b / 100) for b in range(51)) + 1e-9
+    assert _weight(truth, two, truth) == 0.0
+    assert _weight(one, truth, truth) == 0.5
 
 
 def test_replay_lands_nearer_to_retrain_than_doing_nothing() -> None:

@@ -34,7 +34,9 @@ def unlearn(
         Path | None,
         typer.Option("--after", metavar="RESULT", help="An earlier result of this run, whose request is extended."),
     ] = None,
-    damping: Annotated[float | None, typer.Option("--damping", help="fast-ntk: relative damping (default 0.01).")] = None,
+    damping: Annotated[
+        float | None, typer.Option("--damping", help="fast-ntk: relative damping, and equation (1) (default: fitted).")
+    ] = None,
     scale: Annotated[float | None, typer.Option("--scale", help="fast-ntk: the scale s instead of a fit.")] = None,
     solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto (default), primal, dual, matrix-free …")] = None,
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), tangent or product.")] = None,
@@ -106,7 +108,7 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
     """Time of this method from a short calibration; refuses rows that the memory cannot hold."""
     from fastntk.errors import BudgetError
     from fastntk.linalg import readable
-    from fastntk.planning import plan
+    from fastntk.planning import NEWTON, plan
     from fastntk.recipe import Recipe
     from fastntk.unlearning.methods.costs import training_passes
 
@@ -128,6 +130,8 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
                 f"The rows of this run do not fit: {readable(made.sizes.stored)} of rows, "
                 f"{readable(made.memory_budget)} of memory to use. Tune fewer parameters, or use --method retrain."
             )
+        if not {"damping", "scale", "scale_fit", "solver"} & set(options) and options.get("form") != "ridge":
+            fitting = [route for route in fitting if route.solver == NEWTON] or fitting
         seconds = min(route.seconds for route in fitting) + retained_epoch * options.get("polish", 0)
     return f"{duration(seconds)} (Retrain {duration(made.retrain_seconds)}), from a short calibration"
 

@@ -15,11 +15,13 @@ from fastntk.recipe import Recipe
 FULL = Method("full", "full")
 RETRAIN = Method("retrain", "retrain")
 FAST_NTK = Method("fast-ntk", "fast-ntk")
+RIDGE = Method("fast-ntk-ridge", "fast-ntk", {"form": "ridge"})
+"""The paper's equation (1), corrected."""
 REPLAY = Method("tangent-replay", "tangent-replay")
-CORE = (FULL, FAST_NTK, REPLAY, RETRAIN)
+CORE = (FULL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
 MAX_LOSS = Method("max-loss", "max-loss")
 RANDOM_LABEL = Method("random-label", "random-label")
-PAPER = (FULL, MAX_LOSS, RANDOM_LABEL, FAST_NTK, REPLAY, RETRAIN)
+PAPER = (FULL, MAX_LOSS, RANDOM_LABEL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
 """The paper's methods and ``tangent-replay``."""
 
 CALTECH_50 = (
@@ -81,11 +83,12 @@ UNLEARNING: tuple[Setting, ...] = (RESNET, RESNET_200, MOBILENET, RESNET_500, VI
 
 VARIANTS = (
     *CORE,
-    Method("fast-ntk, least squares", "fast-ntk", {"scale_fit": "least-squares"}),
-    Method("fast-ntk, damping 0.1", "fast-ntk", {"damping": 0.1}),
-    Method("fast-ntk, damping 0.001", "fast-ntk", {"damping": 0.001}),
+    Method("fast-ntk-ridge, least squares", "fast-ntk", {"scale_fit": "least-squares"}),
+    Method("fast-ntk-ridge, damping 0.1", "fast-ntk", {"damping": 0.1}),
+    Method("fast-ntk-ridge, damping 0.001", "fast-ntk", {"damping": 0.001}),
+    Method("tangent-replay, blend 0", "tangent-replay", {"blend": 0}),
     Method("tangent-replay, average 1", "tangent-replay", {"average": 1}),
-    Method("tangent-replay, average 3, polish 4", "tangent-replay", {"average": 3, "polish": 4}),
+    Method("tangent-replay, polish 4", "tangent-replay", {"polish": 4}),
 )
 DEVELOPMENT: tuple[Setting, ...] = (
     replace(

@@ -34,7 +34,10 @@ not edit. `python -m fastntk.experiments run {experiment}` makes the records tha
   1.0× in *others* is indistinguishable from a Retrain.
 - *Δw*: distance to the same-seed Retrain in tuned weights, relative to ‖w_retrain − w0‖.
 - *Seconds*: CPU time (other work ran beside these experiments) of a first request, the rows of the linearisation included;
-  *× Retrain* is that over the same seed's Retrain; *again* leaves the rows out: a further request from the same linearisation.
+  *× Retrain* is that over the same seed's Retrain; *again* leaves the rows out: a further request from the same linearisation
+  (with the fit to all samples counted once more, though a linearisation keeps it).
+- *fast-ntk-ridge* is the paper's equation (1), corrected; *fast-ntk* the same with the loss that was trained by
+  ([method.md](method.md)).
 """
 COLUMNS = (
     "method", "seeds", "retain", "forget", "hold-out", "relearn", "recovered", "TV on D_f, same", "TV on D_f, others",

@@ -13,8 +13,8 @@ from fastntk.experiments.compare import Comparison, Metric
 from fastntk.experiments.sheets import Sheet
 
 COLOURS = {
-    "full": "#7f7f7f", "max-loss": "#d62728", "random-label": "#ff7f0e", "fast-ntk": "#1f77b4", "tangent-replay": "#17a398",
-    "retrain": "#111111", "pre-trained": "#9467bd", "random-init": "#c49c94",
+    "full": "#7f7f7f", "max-loss": "#d62728", "random-label": "#ff7f0e", "fast-ntk-ridge": "#aec7e8", "fast-ntk": "#1f77b4",
+    "tangent-replay": "#17a398", "retrain": "#111111", "pre-trained": "#9467bd", "random-init": "#c49c94",
 }  # fmt: skip
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fastntk",

@@ -35,8 +35,9 @@ commands for the paper's own settings.
 - *Retrain* is trained on D_r from the same anchor by the same recipe, with the run's seed and batch order.
 - *Relearning*: epochs of Adam (lr 1e-3, batch 64, tuned parameters) on D_f until its loss is below 0.05; `>100`: not within 100
   epochs, which stays so in means (`≥`, with the number of such runs).
-- `fast-ntk` is equation (1), corrected and damped (below); `tangent-replay` is not in the paper. `max-loss` and `random-label`
-  have this package's default steps, the paper gives none.
+- `fast-ntk-ridge` is equation (1), corrected and damped (below). `fast-ntk` is this package's default form of it, with the
+  cross-entropy that the runs were trained by in place of squares; the paper's figures for Fast-NTK stand beside both.
+  `tangent-replay` is not in the paper. `max-loss` and `random-label` have this package's default steps, the paper gives none.
 - What was not run says so.
 """
 DEPARTURES = """## Where this departs from the paper

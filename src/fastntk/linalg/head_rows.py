@@ -13,7 +13,7 @@ differ from class to class: store those as :class:`~fastntk.linalg.operators.Den
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -121,14 +121,18 @@ class HeadRows:
         out = self._join(*sums)
         return out.squeeze(-1) if flat else out
 
-    def gram_matvec(self, v: Tensor) -> Tensor:
-        """A v in one pass: (d,) -> (d,), or (d, k) -> (d, k)."""
+    def gram_matvec(self, v: Tensor, weigh: Callable[[slice, Tensor], Tensor] | None = None) -> Tensor:
+        """A v in one pass: (d,) -> (d,), or (d, k) -> (d, k).
+
+        With ``weigh``, Jᵀ W J v: it is given some samples and their J v (m, C, k) and returns W J v of the same shape.
+        """
         vectors, flat = as_columns(v, (self.shape[2],), what="v")
         dtype = self.product_dtype or v.dtype
         on_body, on_head = self._split(vectors.to(dtype))
         sums = self._zeros(vectors.shape[1], v.dtype)
-        for _, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
-            _add_adjoint_(sums, body, head, _forward(body, head, on_body, on_head))
+        for part, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
+            moved = _forward(body, head, on_body, on_head)
+            _add_adjoint_(sums, body, head, moved if weigh is None else weigh(part, moved))
         out = self._join(*sums)
         return out.squeeze(-1) if flat else out
 

@@ -20,7 +20,7 @@ HEADLINES = {
     "no reference": ("open", "?", "Undecided: there was no model without this data to compare with."),
 }
 METHODS = {
-    "fast-ntk": "one closed-form step of the tuned weights, from a linear model of the network",
+    "fast-ntk": "one computed step of the tuned weights, from a linear model of the network",
     "tangent-replay": "the fine-tuning replayed without the forgotten samples, on a linear model of the network",
     "retrain": "fine-tuned again from the start without the forgotten samples",
     "full": "nothing was done: the model as it was",

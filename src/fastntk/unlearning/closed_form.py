@@ -1,4 +1,4 @@
-"""``fast-ntk``: the paper's equation (1), corrected and damped, as the difference of two ridge regressions.
+"""``fast-ntk``, form ``ridge``: the paper's equation (1), corrected and damped, as the difference of two ridge regressions.
 
     v_D = (A_D + λI)⁻¹ J_Dᵀ t          t = onehot − 1/C
     Δ_v = −(A_r + λI)⁻¹ J_fᵀ (t_f − J_f v_D)                      = v_r − v_D
@@ -90,10 +90,7 @@ def closed_form(
     memory_budget: int | None = None,
 ) -> ClosedForm:
     """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples."""
-    if not (isinstance(damping, int | float) and math.isfinite(damping) and damping > 0):
-        raise InputError(
-            f"damping must be a number > 0, got {damping!r}. It is relative: λ = damping·tr(A)/d; the default is {DAMPING}."
-        )
+    check_damping(damping)
     if scale_fit not in get_args(ScaleFit):
         raise InputError(f"scale_fit must be one of {', '.join(get_args(ScaleFit))}; got {scale_fit!r}.")
     if scale is not None and not math.isfinite(scale):
@@ -129,6 +126,15 @@ def closed_form(
     delta = s * step.value[:, 0] - offset_step
     seconds = {"solve": time.perf_counter() - started}
     return ClosedForm(delta, damping, lam, s, kind, explained, None if s == fitted else fitted, name, full, step, seconds)
+
+
+def check_damping(damping: float | None) -> None:
+    """Refuse what is no damping; None stands for the default."""
+    if damping is not None and not (isinstance(damping, int | float) and math.isfinite(damping) and damping > 0):
+        raise InputError(
+            f"damping must be a number > 0, got {damping!r}. It is relative: λ = damping·tr(A)/d; equation (1)'s default is "
+            f"{DAMPING}, the softmax form fits its own."
+        )
 
 
 def _raised(rows: Rows, outputs: Tensor, labels: Tensor, split: Split, *, step: Tensor, offset: Tensor, fitted: float) -> float:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class Linearisation:
     routes: dict[str, object]
     seconds: float
     digest: str
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What methods work out once for all requests."""
 
     def check_run(self, run: Run) -> None:
         """Refuse a run whose weights or data are not those this was made from."""

@@ -19,6 +19,14 @@ the same seed, noise and all. Where it misses by more, that noise is not reprodu
 aims at the middle of the Retrains instead. ``average="auto"`` does so for requests of whole classes, with ``SEEDS`` seeds.
 Requests of samples stay paired: what a few samples change is no larger than the noise, and pairing is what makes it visible.
 
+Two stand-ins err differently. The softmax regression of ``fast-ntk`` (:mod:`fastntk.unlearning.softmax_form`) sees the same rows,
+but no path and no noise. Where the replay misses the network's answers, the two updates are averaged,
+
+    Δ = (1 − b)·Δ_replay + b·Δ_regression
+
+with the b in [0, 1/2] for which the same mean of their answers on *all* samples, replayed and regressed, is nearest to the
+network's (``blend="auto"``). No retrained model is needed for that, and an exact replay keeps b = 0.
+
 ``polish`` = K follows it with the last K epochs of the recipe on the real network and the retained samples, from θ + Δ and with
 the optimiser state of the replay: closer to Retrain, at K epochs of its cost and of every later request's.
 """
@@ -41,13 +49,18 @@ from fastntk.training import fast_layout, training_mode
 from fastntk.tuning import Subset
 from fastntk.unlearning.linearisation import Linearisation
 from fastntk.unlearning.path import Path, PathName, path_models
+from fastntk.unlearning.softmax_form import softmax_form
 
 PREFERENCE = 1.25
 SEEDS = 3
 STRIDE = 1_000_003
 """Between the seeds of one average: far from the small seeds that people give their runs and Retrains."""
 BATCH = 256
+QUIET = 0.01
+"""Mean total variation to the network's answers below which a replay needs no second opinion."""
+MOST = 0.5
 Average = int | Literal["auto"]
+Blend = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +73,13 @@ class Replay:
     misses: dict[str, float]
     seconds: float
     averaged: dict[str, Any]
+    blended: dict[str, Any]
     resume: Resume | None = None
 
     def details(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"path": self.path, "replay_miss": self.misses[self.path], "replay_misses": self.misses, "average": self.averaged}
+        miss = {"replay_miss": self.misses[self.path], "replay_misses": self.misses}
+        return {"path": self.path, **miss, "average": self.averaged, "blend": self.blended}
 
 
 def tangent_replay(
@@ -75,14 +90,18 @@ def tangent_replay(
     *,
     path: PathName = "auto",
     average: Average = "auto",
+    blend: Blend = "auto",
     polish: int = 0,
 ) -> Replay:
     """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples.
 
-    ``average``: seeds of the replay without the forget set. ``polish`` > 0 keeps the optimiser state that :func:`finish` needs.
+    ``average``: seeds of the replay without the forget set. ``blend``: share of the softmax regression in the update.
+    ``polish`` > 0 keeps the optimiser state that :func:`finish` needs.
     """
     if average != "auto" and (not isinstance(average, int) or isinstance(average, bool) or average < 1):
         raise InputError(f"average counts seeds: a whole number from 1, or 'auto'; got {average!r}.")
+    if blend != "auto" and (isinstance(blend, bool) or not isinstance(blend, int | float) or not 0 <= blend <= 1):
+        raise InputError(f"blend is the share of the softmax regression: a number from 0 to 1, or 'auto'; got {blend!r}.")
     if not 0 <= polish <= recipe.epochs:
         raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish}.")
     started = time.perf_counter()
@@ -102,12 +121,21 @@ def tangent_replay(
     recipes = [replace(recipe, seed=recipe.seed + STRIDE * k) for k in range(1, _seeds(average, labels, split))]
     title = "replay without, other seed"
     others = [replay(models[name], anchor, labels, other, keep=keep, description=title)[0] for other in recipes]
-    averaged: dict[str, Any] = {"seeds": 1}
+    answers = _answers(models[name], full[name], len(labels))
+    retain, truth = split.retain, linearisation.outputs.softmax(1)
+    averaged: dict[str, Any] = {"seeds": 1, "miss": _apart(answers[retain], truth[retain])}
     if others:
-        averaged |= _noise(models[name], linearisation.outputs, full[name], [kept, *others], split)
+        averaged["noise"] = _noise(models[name], [kept, *others], split, len(labels))
         if average != "auto" or averaged["miss"] > averaged["noise"]:
             kept, averaged["seeds"] = torch.stack([kept, *others]).mean(0), 1 + len(others)
-    return Replay(kept - full[name], name, models[name], misses, time.perf_counter() - started, averaged, resume)
+    delta = kept - full[name]
+    blended: dict[str, Any] = {"weight": 0.0}
+    if blend != 0 and (blend != "auto" or (recipe.loss == "cross-entropy" and averaged["miss"] > QUIET)):
+        form = softmax_form(linearisation, labels, split)
+        weight = _weight(answers, form.answers, truth) if blend == "auto" else float(blend)
+        delta = (1 - weight) * delta + weight * form.delta.to(delta)
+        blended = {"weight": weight, "regression": form.details()}
+    return Replay(delta, name, models[name], misses, time.perf_counter() - started, averaged, blended, resume)
 
 
 def _seeds(average: Average, labels: Tensor, split: Split) -> int:
@@ -118,13 +146,24 @@ def _seeds(average: Average, labels: Tensor, split: Split) -> int:
     return SEEDS if len(whole) and bool(whole.all()) else 1
 
 
-def _noise(path: Path, outputs: Tensor, full: Tensor, kept: list[Tensor], split: Split) -> dict[str, float]:
-    """Mean total variation, on the retained samples, of the replay of all to the network, and between replays of two seeds."""
-    retain = split.retain
+def _answers(path: Path, w: Tensor, count: int) -> Tensor:
+    """Class probabilities (n, C) of the path model at ``w``."""
     with torch.no_grad():
-        replayed, *answers = (torch.cat([path(batch, w) for batch in retain.split(BATCH)]).softmax(1) for w in (full, *kept))
+        return torch.cat([path(batch, w) for batch in torch.arange(count).split(BATCH)]).softmax(1)
+
+
+def _noise(path: Path, kept: list[Tensor], split: Split, count: int) -> float:
+    """Mean total variation, on the retained samples, between replays of two seeds."""
+    answers = [_answers(path, w, count)[split.retain] for w in kept]
     pairs = [_apart(p, q) for i, p in enumerate(answers) for q in answers[:i]]
-    return {"miss": _apart(replayed, outputs[retain].softmax(1)), "noise": sum(pairs) / len(pairs)}
+    return sum(pairs) / len(pairs)
+
+
+def _weight(replayed: Tensor, regressed: Tensor, truth: Tensor) -> float:
+    """The b in [0, ½] for which (1 − b)·replayed + b·regressed is nearest to the truth; probabilities (n, C)."""
+    between = (regressed.to(replayed) - replayed).double()
+    best = float(((truth - replayed).double() * between).sum() / between.square().sum().clamp_min(1e-300))
+    return min(max(best, 0.0), MOST)
 
 
 def _apart(p: Tensor, q: Tensor) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastntk.unlearning.linearisation import Point, RowsAt, working_copy
 from fastntk.unlearning.methods.stepped import stepped
 from fastntk.unlearning.path import PathName
-from fastntk.unlearning.replay import Average, finish
+from fastntk.unlearning.replay import Average, Blend, finish
 from fastntk.unlearning.replay import tangent_replay as replay
 from fastntk.unlearning.task import Outcome, Task
 
@@ -18,6 +18,7 @@ def tangent_replay(
     *,
     path: PathName = "auto",
     average: Average = "auto",
+    blend: Blend = "auto",
     polish: int = 0,
     at: Point = "trained",
     rows: RowsAt = "auto",
@@ -29,7 +30,7 @@ def tangent_replay(
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
     lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
-    made = replay(lin, task.run.data.labels, task.split, recipe, path=path, average=average, polish=polish)
+    made = replay(lin, task.run.data.labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
     task.stages["replay"] = made.seconds
     details = made.details()
     if recipe.bn_stats == "update":
