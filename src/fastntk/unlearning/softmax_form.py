@@ -38,12 +38,14 @@ from fastntk.unlearning.linearisation import Linearisation
 
 RANK = 256
 NEWTON, INNER, HALVINGS = 40, 400, 20
+FORCING = 0.1
+"""The residual that a Newton step's system is solved to, at most."""
 ROUNDING = 30
 """Of the tolerance, where a residual that falls no further counts as met."""
 LOOSE = 1e-3
 """Of the gradient at x = 0: enough to compare dampings."""
-GRID = tuple(tuple(10.0 ** (-k / 2) for k in part) for part in ((0, 1, 2, 3), (4, 5), (6, 7), (8, 9), (10, 11, 12)))
-"""Dampings looked at, falling from 1, some at once; the search ends where the last of them is not the best so far."""
+GRID = tuple(tuple(10.0 ** (-k / 2) for k in part) for part in (range(4), *((k,) for k in range(4, 13))))
+"""Dampings looked at, falling from 1, the first ones at once; the search ends where the last is not the best so far."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Regression:
         single = rows.body.dtype == torch.float32
         # Products in the rows' own precision: float64 copies of float32 rows only cost time.
         self.rows.product_dtype = torch.float32 if single else None
-        self.tight = 1e-5 if single else 1e-11
+        self.tight = 1e-4 if single else 1e-11
         self.targets = F.one_hot(labels, rows.shape[1]).double()
         self.outputs = linearisation.outputs.double()
         start = linearisation.anchor_outputs.double()
@@ -152,7 +154,7 @@ class Regression:
             if bool(done.all()) or steps == NEWTON - 1:
                 break
             last = residual
-            step, count = self._newton_step(p, w, gradient * ~done, lam, forcing=min(0.1, float(residual.max()) ** 0.5))
+            step, count = self._newton_step(p, w, gradient * ~done, lam, forcing=min(FORCING, float(residual.max()) ** 0.5))
             moved = self.rows.matvec(step)
             length = self._lengths(x, logits, step, moved, w, lam)
             steps, iterations = steps + 1, iterations + count
