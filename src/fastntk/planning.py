@@ -42,7 +42,7 @@ from fastntk.unlearning.softmax_form import RANK
 METHODS = ("fast-ntk", "tangent-replay")
 ITERATIONS = 300
 """Steps of an iterative solve that estimates assume; badly conditioned systems take more."""
-PRODUCTS = 700
+PRODUCTS = 300
 """Products with J and Jᵀ that the softmax form is assumed to take: damping, the regression on all samples, and on the kept."""
 REPLAYS = 4
 NEWTON = "newton (softmax form)"

@@ -59,11 +59,15 @@ class RowOperator(Protocol):
 class FusedOperator(Protocol):
     """An operator that forms A v in one pass over its rows, which halves the reading."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, C, d)."""
+
     def gram_matvec(self, v: Tensor) -> Tensor:
         """A v: (d,) -> (d,), or (d, k) -> (d, k)."""
 
 
-def gram_product(operator: RowOperator, v: Tensor) -> Tensor:
+def gram_product(operator: RowOperator | FusedOperator, v: Tensor) -> Tensor:
     """Return A v = Jᵀ(J v) for v (d,) or (d, k), in one pass where the operator can."""
     if isinstance(operator, FusedOperator):
         return operator.gram_matvec(v)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastntk.errors import InputError
-from fastntk.linalg.operators import RowOperator, as_columns, gram_product
+from fastntk.linalg.operators import FusedOperator, RowOperator, as_columns, gram_product
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def gram_error(operator: RowOperator, approximation: Callable[[Tensor], Tensor],
     return error / size if size > 0 else error
 
 
-def nystrom(operator: RowOperator, rank: int, *, seed: int = 0) -> LowRank:
+def nystrom(operator: RowOperator | FusedOperator, rank: int, *, seed: int = 0) -> LowRank:
     """Sketch A by ``rank`` products (all in one pass over stored rows); rank above d is taken as d."""
     d = operator.shape[2]
     if rank < 1:

@@ -11,8 +11,8 @@ is no scale to fit: the loss sets it. At a ridge optimum of a linear model the r
 KL(softmax f_θ ‖ softmax(g + J x_D)) over all samples. A fine-tuning that stops early is no ridge optimum, but resembles one;
 which one, the run itself says. No retrained model and no hold-out set is seen.
 
-Newton's systems are solved by conjugate gradients with one Nyström sketch of A_D for all of them, from products with J and Jᵀ
-alone. Not for rows that are not stored: each product would make them anew.
+Newton's systems are solved by conjugate gradients with one Nyström sketch, that of the curvature at θ, for all of them, from
+products with J and Jᵀ alone. Not for rows that are not stored: each product would make them anew.
 """
 
 from __future__ import annotations
@@ -95,6 +95,28 @@ class Optima:
         return {"status": status, "residual": self.residual, "newton_steps": self.steps, "iterations": self.iterations}
 
 
+class _Curvature:
+    """Jᵀ(diag p − ppᵀ)J for probabilities p (n, C) or (n, C, k), samples weighted by w (n, 1, k): an operator of products."""
+
+    def __init__(self, rows: HeadRows, p: Tensor, w: Tensor | None = None) -> None:
+        p = p if p.ndim == 3 else p[..., None]
+        dtype = rows.product_dtype or p.dtype
+        self.rows, self.p = rows, p.to(dtype)
+        self.weighted = self.p if w is None else (w * p).to(dtype)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, C, d)."""
+        return self.rows.shape
+
+    def gram_matvec(self, v: Tensor) -> Tensor:
+        """(d, k) -> (d, k) in one pass over the rows."""
+        return self.rows.gram_matvec(v, self._weigh)
+
+    def _weigh(self, part: slice, u: Tensor) -> Tensor:
+        return self.weighted[part] * (u - (self.p[part] * u).sum(1, keepdim=True))
+
+
 class Regression:
     """The linearised model's cross-entropy on weighted samples: one per linearisation, for every λ and every request."""
 
@@ -117,7 +139,9 @@ class Regression:
         self.unit = float(rows.column_norms2().sum()) / d
         if self.unit == 0:
             raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
-        self.sketch: LowRank = nystrom(self.rows, min(RANK, d, rows.shape[0] * rows.shape[1]))
+        # Of the curvature at θ, where the optima lie: with a sketch of A itself the iterations are many times as many.
+        curvature = _Curvature(self.rows, self.outputs.softmax(1))
+        self.sketch: LowRank = nystrom(curvature, min(RANK, d, rows.shape[0] * rows.shape[1]))
 
     def logits(self, x: Tensor) -> Tensor:
         """g + J x of all samples for each of k, (n, C, k)."""
@@ -130,8 +154,8 @@ class Regression:
         return list((network.exp() * (network - mine)).sum(1).mean(0).tolist())
 
     def condition(self, lam: float) -> float:
-        """An upper estimate for any step's system, since diag p − ppᵀ ≤ ½: the sketch's largest eigenvalue over λ."""
-        return 1.0 + 0.5 * float(self.sketch.values[0]) / lam
+        """That of the system at θ: the sketch's largest eigenvalue over λ."""
+        return 1.0 + float(self.sketch.values[0]) / lam
 
     def solve(self, lams: Sequence[float], *, weights: Tensor, x: Tensor | None = None, tol: float | None = None) -> Optima:
         """The optima of k regressions at once: one pass over the rows serves them all.
@@ -164,20 +188,10 @@ class Regression:
         return Optima(x, float(residual.max()), tol, steps, iterations)
 
     def _newton_step(self, p: Tensor, w: Tensor, gradient: Tensor, lam: Tensor, *, forcing: float) -> tuple[Tensor, int]:
-        # In the rows' precision, part by part: one pass over the rows a product.
-        q, wq = (z.to(self.rows.product_dtype or z.dtype) for z in (p, w * p))
-
-        def weigh(part: slice, u: Tensor) -> Tensor:
-            return wq[part] * (u - (q[part] * u).sum(1, keepdim=True))
-
-        def product(v: Tensor) -> Tensor:
-            return self.rows.gram_matvec(v, weigh) + lam * v
-
-        # The weights' mean: diag p − ppᵀ has C − 1 directions and the trace 1 − Σp².
-        weight = (w.squeeze(1) * (1 - p.square().sum(1))).mean(0) / max(p.shape[1] - 1, 1)
-        preconditioners = [self.sketch.precondition(float(ridge)) for ridge in lam / weight.clamp_min(1e-12)]
+        curvature = _Curvature(self.rows, p, w)
+        preconditioners = [self.sketch.precondition(float(ridge)) for ridge in lam]
         return conjugate_gradients(
-            product,
+            lambda v: curvature.gram_matvec(v) + lam * v,
             -gradient,
             precondition=lambda v: torch.cat([f(v[:, k : k + 1]) for k, f in enumerate(preconditioners)], 1),
             tol=forcing,
