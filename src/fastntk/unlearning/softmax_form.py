@@ -44,7 +44,7 @@ ROUNDING = 30
 """Of the tolerance, where a residual that falls no further counts as met."""
 LOOSE = 1e-3
 """Of the gradient at x = 0: enough to compare dampings."""
-GRID = tuple(tuple(10.0 ** (-k / 2) for k in part) for part in (range(4), *((k,) for k in range(4, 13))))
+GRID = tuple(tuple(10.0 ** (-k / 2) for k in part) for part in (range(5), *((k,) for k in range(5, 13))))
 """Dampings looked at, falling from 1, the first ones at once; the search ends where the last is not the best so far."""
 
 
@@ -131,9 +131,10 @@ class Regression:
         self.tight = 1e-4 if single else 1e-11
         self.targets = F.one_hot(labels, rows.shape[1]).double()
         self.outputs = linearisation.outputs.double()
+        self.theta = (linearisation.theta - linearisation.anchor).double()[:, None]
         start = linearisation.anchor_outputs.double()
         if linearisation.at == "trained":
-            start = self.outputs - self.rows.matvec((linearisation.theta - linearisation.anchor).double())
+            start = self.outputs - self.rows.matvec(self.theta).squeeze(-1)
         self.start = start
         d = rows.shape[2]
         self.unit = float(rows.column_norms2().sum()) / d
@@ -160,11 +161,12 @@ class Regression:
     def solve(self, lams: Sequence[float], *, weights: Tensor, x: Tensor | None = None, tol: float | None = None) -> Optima:
         """The optima of k regressions at once: one pass over the rows serves them all.
 
-        ``lams``: λ of each; ``weights`` (n, k): of its samples; ``x`` (d, k): where to begin.
+        ``lams``: λ of each; ``weights`` (n, k): of its samples; ``x`` (d, k): where to begin, θ if
+        not given, near which the optima lie and the sketch is good.
         """
         tol, lam = tol or self.tight, torch.tensor(lams, dtype=torch.float64)
         w = weights.double()[:, None, :]
-        x = torch.zeros(self.rows.shape[2], len(lams), dtype=torch.float64) if x is None else x
+        x = self.theta.expand(-1, len(lams)) if x is None else x
         targets = self.targets[..., None]
         logits = self.logits(x)
         at_zero = self.rows.rmatvec(w * (self.start.softmax(1) - self.targets)[..., None]).norm(dim=0).clamp_min(1e-300)
@@ -257,15 +259,12 @@ def _fit_damping(regression: Regression) -> tuple[float, dict[str, float], Tenso
     dampings: list[float] = []
     found: list[float] = []
     starts: list[Tensor] = []
-    x: Tensor | None = None
     for batch in GRID:
-        begin = None if x is None else x.expand(-1, len(batch))
         weights = torch.ones(len(regression.outputs), len(batch))
-        made = regression.solve([damping * regression.unit for damping in batch], weights=weights, x=begin, tol=LOOSE).x
+        made = regression.solve([damping * regression.unit for damping in batch], weights=weights, tol=LOOSE).x
         dampings += batch
         found += regression.divergence(made)
         starts += [made[:, k : k + 1] for k in range(len(batch))]
-        x = starts[-1]
         least = min(range(len(found)), key=found.__getitem__)
         if least < len(found) - 1:
             break
