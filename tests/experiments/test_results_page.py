@@ -102,7 +102,7 @@ def line(text: str, start: str) -> str:
 
 def test_statements_follow_the_figures() -> None:
     text = agreement([comparison(GOOD)])
-    rows = [row.split("|") for row in text.splitlines() if row.startswith("| fast-ntk")]
+    rows = [row.split("|") for row in text.splitlines() if row.startswith("| fast-ntk |")]
     assert [row[3].strip() for row in rows] == ["1 of 1 cells"] * 6
     assert [row[4].strip() for row in rows] == ["1 of 1 cells", "0 of 1 cells", *["1 of 1 cells"] * 4]
     assert "not in" not in text
