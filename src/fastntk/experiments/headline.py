@@ -46,7 +46,8 @@ def headline(setting: Setting, *, folder: Path) -> str:
         f"`{setting.model}`, {setting.images_per_class} images per class, means over the seeds run so far. *Distance*: "
         "total variation of the class probabilities on forgotten / hold-out images to Retrains of other seeds, in units of the "
         "distance between two such Retrains: 1 is indistinguishable. *Cost*: CPU time over Retrain's, for a first request and "
-        "*again*, for a further one."
+        "*again*, for a further one. `fast-ntk-ridge` is the paper's equation (1), corrected; `fast-ntk` the same with the loss "
+        "that was trained by."
     )
     return "\n".join([*lines, "", note]) + "\n"
 
