@@ -234,7 +234,7 @@ class _Tangent:
             usable = given is not None and given.at == "trained" and given.kept != "stream"
             lin = given if usable and given is not None else linearise_run(self.run)
             labels = self.run.data.labels
-            chosen = tangent_replay(lin, labels, self.result.split, self.recipe)
+            chosen = tangent_replay(lin, labels, self.result.split, self.recipe, average=1, blend=0)
             own, _ = replay(chosen.model, lin.anchor, labels, self.recipe, description="replay of all")
             self._own = (chosen.model, lin.anchor, own)
         return self._own
