@@ -118,8 +118,7 @@ class Plan:
         """
         found: dict[str, Route] = {}
         for method in METHODS:
-            fitting = [route for route in self.routes if route.fits and route.method == method]
-            fitting = [route for route in fitting if route.solver == NEWTON] or fitting
+            fitting = softmax_first([route for route in self.routes if route.fits and route.method == method])
             if fitting:
                 limit = 1.1 * min(_weighted(route) for route in fitting)
                 found[method] = next(route for route in fitting if _weighted(route) <= limit)
@@ -259,7 +258,7 @@ def _streamed(s: Sizes, speed: Calibration, make: float) -> Iterator[Route]:
 
 
 def _newton(s: Sizes, speed: Calibration, make: float, *, kept: str) -> Route:
-    """Rows are kept and read twice a product; the sketch takes them once with many columns."""
+    """Rows are kept and multiplied with twice a product; the sketch takes them once with many columns."""
     read = _read_seconds(s, speed, kept=kept)
     sketch = 4.0 * s.n_rows * s.body * RANK / speed.gemm32
     memory = 3 * 8 * RANK * s.parameters + 10 * 8 * s.n_rows + CHUNK_BYTES
@@ -305,6 +304,11 @@ def _kept(s: Sizes, speed: Calibration, method: str, kept: str, solver: str, *, 
     in_memory = s.stored if kept == "in memory" else 0
     disk = s.stored if kept == "on disk" else 0
     return Route(method, kept, solver, seconds, s.input_copy + in_memory + max(making, memory, CHUNK_BYTES), disk, True)
+
+
+def softmax_first(routes: list[Route]) -> list[Route]:
+    """Those of the softmax form where there are any, as ``unlearn`` takes it; else all."""
+    return [route for route in routes if route.solver == NEWTON] or routes
 
 
 def _weighted(route: Route) -> float:

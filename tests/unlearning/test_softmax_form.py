@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.errors import InputError
 from fastntk.unlearning import linearise_run
+from fastntk.unlearning.softmax_form import KEY
 
 LAM = 0.3
 
@@ -124,9 +125,9 @@ def test_what_requests_share_is_made_once() -> None:
     run, _ = logistic_run(recipe=fastntk.Recipe())
     lin = linearise_run(run)
     first = fastntk.unlearn(run, ids=[0], linearisation=lin)
-    regression = lin.memo["regression"]
+    regression = lin.memo[KEY]
     second = fastntk.unlearn(run, ids=[1], linearisation=lin)
-    assert lin.memo["regression"] is regression
+    assert lin.memo[KEY] is regression
     assert first.details["solve_full"] == second.details["solve_full"]
 
 

@@ -108,9 +108,10 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
     """Time of this method from a short calibration; refuses rows that the memory cannot hold."""
     from fastntk.errors import BudgetError
     from fastntk.linalg import readable
-    from fastntk.planning import NEWTON, plan
+    from fastntk.planning import plan, softmax_first
     from fastntk.recipe import Recipe
     from fastntk.unlearning.methods.costs import training_passes
+    from fastntk.unlearning.methods.fast_ntk import RIDGE_OPTIONS
 
     if method == "full":
         return "nothing to compute"
@@ -130,8 +131,8 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
                 f"The rows of this run do not fit: {readable(made.sizes.stored)} of rows, "
                 f"{readable(made.memory_budget)} of memory to use. Tune fewer parameters, or use --method retrain."
             )
-        if not {"damping", "scale", "scale_fit", "solver"} & set(options) and options.get("form") != "ridge":
-            fitting = [route for route in fitting if route.solver == NEWTON] or fitting
+        if not set(RIDGE_OPTIONS) & set(options) and options.get("form") != "ridge":
+            fitting = softmax_first(fitting)
         seconds = min(route.seconds for route in fitting) + retained_epoch * options.get("polish", 0)
     return f"{duration(seconds)} (Retrain {duration(made.retrain_seconds)}), from a short calibration"
 
@@ -174,6 +175,8 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
         facts["validity"] = f"{verdict} (relative error of the predicted logits: {errors})"
     if validity.get("reasons"):
         facts["because"] = "; ".join(validity["reasons"])
+    if "form" in details:
+        facts["form"] = f"{details['form']} ({details['form_because']})"
     if "replay_miss" in details:
         facts["replay miss"] = f"{percent(details['replay_miss'])} of the fine-tuning's own length, on all data"
     facts["BN statistics"] = details["batch_norm_statistics"]

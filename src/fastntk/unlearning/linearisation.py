@@ -52,7 +52,7 @@ class Linearisation:
     routes: dict[str, object]
     seconds: float
     digest: str
-    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)
     """What methods work out once for all requests."""
 
     def check_run(self, run: Run) -> None:

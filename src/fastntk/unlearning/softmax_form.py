@@ -36,6 +36,8 @@ from fastntk.linalg.sketch import LowRank, nystrom
 from fastntk.progress import track
 from fastntk.unlearning.linearisation import Linearisation
 
+KEY = "softmax regression"
+"""Of a linearisation's memo."""
 RANK = 256
 NEWTON, INNER, HALVINGS = 40, 400, 20
 FORCING = 0.1
@@ -95,6 +97,16 @@ class Optima:
         return {"status": status, "residual": self.residual, "newton_steps": self.steps, "iterations": self.iterations}
 
 
+@dataclass(frozen=True, eq=False)
+class OnAll:
+    """x_D: its damping, the curve that chose it (empty where it was given), the optimum and its logits (n, C, 1)."""
+
+    damping: float
+    curve: dict[str, float]
+    optimum: Optima
+    logits: Tensor
+
+
 class _Curvature:
     """Jᵀ(diag p − ppᵀ)J for probabilities p (n, C) or (n, C, k), samples weighted by w (n, 1, k): an operator of products."""
 
@@ -131,6 +143,7 @@ class Regression:
         self.tight = 1e-4 if single else 1e-11
         self.targets = F.one_hot(labels, rows.shape[1]).double()
         self.outputs = linearisation.outputs.double()
+        self._on_all: dict[float | None, OnAll] = {}
         self.theta = (linearisation.theta - linearisation.anchor).double()[:, None]
         start = linearisation.anchor_outputs.double()
         if linearisation.at == "trained":
@@ -144,13 +157,21 @@ class Regression:
         curvature = _Curvature(self.rows, self.outputs.softmax(1))
         self.sketch: LowRank = nystrom(curvature, min(RANK, d, rows.shape[0] * rows.shape[1]))
 
+    def on_all(self, damping: float | None) -> OnAll:
+        """The regression on all samples, made once for each damping asked for; None fits it."""
+        if damping not in self._on_all:
+            chosen, curve, x = (damping, {}, None) if damping is not None else _fit_damping(self)
+            made = self.solve([chosen * self.unit], weights=torch.ones(len(self.outputs), 1), x=x)
+            self._on_all[damping] = OnAll(chosen, curve, made, self.logits(made.x))
+        return self._on_all[damping]
+
     def logits(self, x: Tensor) -> Tensor:
         """g + J x of all samples for each of k, (n, C, k)."""
         return self.start[..., None] + self.rows.matvec(x)
 
-    def divergence(self, x: Tensor) -> list[float]:
-        """Mean KL(softmax f_θ ‖ softmax(g + J x)) over all samples, in nats, for each of k."""
-        mine = self.logits(x).log_softmax(1)
+    def divergence(self, logits: Tensor) -> list[float]:
+        """Mean KL(softmax f_θ ‖ softmax of the logits (n, C, k)) over all samples, in nats, for each of k."""
+        mine = logits.log_softmax(1)
         network = self.outputs.log_softmax(1)[..., None]
         return list((network.exp() * (network - mine)).sum(1).mean(0).tolist())
 
@@ -218,40 +239,28 @@ class Regression:
 def softmax_form(linearisation: Linearisation, labels: Tensor, split: Split, *, damping: float | None = None) -> SoftmaxForm:
     """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples. ``damping`` None: fitted."""
     started = time.perf_counter()
-    regression, chosen, curve, full = _all_samples(linearisation, labels, damping)
+    if KEY not in linearisation.memo:
+        linearisation.memo[KEY] = Regression(linearisation, labels)
+    regression: Regression = linearisation.memo[KEY]
+    base = regression.on_all(damping)
     seconds = {"fit": time.perf_counter() - started}
     keep = torch.ones(len(labels), 1)
     keep[split.forget] = 0
-    lam = chosen * regression.unit
-    kept = regression.solve([lam], weights=keep, x=full.x) if len(split.forget) else full
+    lam = base.damping * regression.unit
+    kept = regression.solve([lam], weights=keep, x=base.optimum.x) if len(split.forget) else base.optimum
     seconds["solve"] = time.perf_counter() - started - seconds["fit"]
     return SoftmaxForm(
-        delta=(kept.x - full.x).squeeze(1),
-        answers=regression.logits(full.x).squeeze(-1).softmax(1),
-        damping=chosen,
+        delta=(kept.x - base.optimum.x).squeeze(1),
+        answers=base.logits.squeeze(-1).softmax(1),
+        damping=base.damping,
         lam=lam,
-        fitted=curve,
-        divergence=regression.divergence(full.x)[0],
+        fitted=base.curve,
+        divergence=regression.divergence(base.logits)[0],
         condition=regression.condition(lam),
-        full=full.details(),
+        full=base.optimum.details(),
         kept=kept.details(),
         seconds=seconds,
     )
-
-
-def _all_samples(
-    linearisation: Linearisation, labels: Tensor, damping: float | None
-) -> tuple[Regression, float, dict[str, float], Optima]:
-    """What every request shares, made once per linearisation: the regression, the damping with its curve, x_D."""
-    memo = linearisation.memo
-    if "regression" not in memo:
-        memo["regression"] = Regression(linearisation, labels)
-    regression: Regression = memo["regression"]
-    if damping not in memo:
-        chosen, curve, x = (damping, {}, None) if damping is not None else _fit_damping(regression)
-        memo[damping] = (chosen, curve, regression.solve([chosen * regression.unit], weights=torch.ones(len(labels), 1), x=x))
-    chosen, curve, full = memo[damping]
-    return regression, chosen, curve, full
 
 
 def _fit_damping(regression: Regression) -> tuple[float, dict[str, float], Tensor]:
@@ -263,7 +272,7 @@ def _fit_damping(regression: Regression) -> tuple[float, dict[str, float], Tenso
         weights = torch.ones(len(regression.outputs), len(batch))
         made = regression.solve([damping * regression.unit for damping in batch], weights=weights, tol=LOOSE).x
         dampings += batch
-        found += regression.divergence(made)
+        found += regression.divergence(regression.logits(made))
         starts += [made[:, k : k + 1] for k in range(len(batch))]
         least = min(range(len(found)), key=found.__getitem__)
         if least < len(found) - 1:

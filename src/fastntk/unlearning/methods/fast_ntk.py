@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from fastntk.errors import InputError
 from fastntk.linalg import HeadRows
+from fastntk.recipe import Recipe
 from fastntk.unlearning.closed_form import DAMPING, RIDGE_REGIME, ClosedForm, ScaleFit, check_damping, closed_form
 from fastntk.unlearning.linearisation import Linearisation, Point, RowsAt
 from fastntk.unlearning.methods.stepped import stepped
@@ -20,6 +21,8 @@ from fastntk.unlearning.softmax_form import SoftmaxForm, softmax_form
 from fastntk.unlearning.task import Outcome, Task
 
 Form = Literal["auto", "ridge", "softmax"]
+RIDGE_OPTIONS = ("damping", "scale", "scale_fit", "solver")
+"""Options that make ``auto`` take ``ridge``; of these only ``damping`` exists in both forms."""
 
 
 def fast_ntk(
@@ -41,49 +44,43 @@ def fast_ntk(
     check_damping(damping)
     if form not in get_args(Form):
         raise InputError(f"form must be one of {', '.join(get_args(Form))}; got {form!r}.")
-    of_ridge = {"scale": scale is not None, "scale_fit": scale_fit != "auto", "solver": solver != "auto"}
-    given = [name for name, here in of_ridge.items() if here]
-    if form == "softmax" and given:
-        raise InputError(f"{', '.join(given)} belongs to form='ridge': leave it out, or choose that form.")
+    values = {"damping": damping, "scale": scale, "scale_fit": scale_fit, "solver": solver}
+    given = [name for name in RIDGE_OPTIONS if values[name] not in (None, "auto")]
+    foreign = [name for name in given if name != "damping"]
+    if form == "softmax" and foreign:
+        raise InputError(f"{', '.join(foreign)} belongs to form='ridge': leave it out, or choose that form.")
     lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
-    if damping is not None:
-        given.append("damping")
-    chosen, because = (form, "asked for") if form != "auto" else _automatic(task, lin, given)
-
-    def ridge() -> ClosedForm:
-        return closed_form(
+    labels, recipe = task.run.data.labels, task.run.recipe
+    chosen, because = (form, "asked for") if form != "auto" else _automatic(recipe, lin, given)
+    made: ClosedForm | SoftmaxForm | None = None
+    if chosen != "softmax":
+        made = closed_form(
             lin,
-            task.run.data.labels,
+            labels,
             task.split,
             damping=DAMPING if damping is None else damping,
             scale=scale,
             scale_fit=scale_fit,
-            loss="cross-entropy" if task.run.recipe is None else task.run.recipe.loss,
+            loss="cross-entropy" if recipe is None else recipe.loss,
             solver=solver,
             memory_budget=memory_budget,
         )
-
-    made: ClosedForm | SoftmaxForm | None = None
-    if chosen == "look":
-        made = ridge()
-        fits = made.explained >= RIDGE_REGIME
-        chosen = "ridge" if fits else "softmax"
-        because = f"no recipe names the loss, and a ridge regression explains {made.explained:.3f} of the logits' movement"
-        made = made if fits else None
-    if made is None:
-        made = ridge() if chosen == "ridge" else softmax_form(lin, task.run.data.labels, task.split, damping=damping)
+        if chosen == "auto":
+            chosen = "ridge" if made.explained >= RIDGE_REGIME else "softmax"
+            because = f"no recipe names the loss, and a ridge regression explains {made.explained:.3f} of the logits' movement"
+    if made is None or chosen == "softmax":
+        made = softmax_form(lin, labels, task.split, damping=damping)
     task.stages.update(made.seconds)
     details = made.details() | {"form": chosen, "form_because": because}
     return stepped(task, lin, made.delta.to(lin.theta), details, None, validate=validate)
 
 
-def _automatic(task: Task, lin: Linearisation, given: list[str]) -> tuple[str, str]:
-    """(form, why); the form is "look" where only the fit of a ridge regression can tell."""
-    recipe = task.run.recipe
+def _automatic(recipe: Recipe | None, lin: Linearisation, given: list[str]) -> tuple[Form, str]:
+    """(form, why); still "auto" where only the fit of a ridge regression can tell."""
     if given:
         return "ridge", f"{', '.join(given)} given"
     if not isinstance(lin.rows, HeadRows):
         return "ridge", "the rows are not stored, and softmax needs them many times"
     if recipe is None:
-        return "look", ""
+        return "auto", ""
     return ("ridge", "the loss was squared") if recipe.loss == "squared" else ("softmax", "the loss was cross-entropy")
