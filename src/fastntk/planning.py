@@ -44,7 +44,7 @@ ITERATIONS = 300
 """Steps of an iterative solve that estimates assume; badly conditioned systems take more."""
 PRODUCTS = 300
 """Products with J and Jᵀ that the softmax form is assumed to take: damping, the regression on all samples, and on the kept."""
-REPLAYS = 4
+REPLAYS = 6
 NEWTON = "newton (softmax form)"
 DISK_RATE = 3e8
 """Bytes a second that estimates assume for rows which the system cannot keep in memory."""
@@ -282,8 +282,8 @@ def _stored(s: Sizes, speed: Calibration, make: float, *, kept: str) -> Iterator
 
 
 def _replay(s: Sizes, speed: Calibration, make: float, *, kept: str, recipe: Recipe | None) -> Route:
-    """Four trainings on stored rows (with all, and three seeds without), a batch gathered (read, written) and multiplied twice;
-    under cross-entropy the softmax form as well. An exact replay needs less of both.
+    """Six trainings on stored rows (with all by each path model, and three seeds without), a batch gathered (read, written) and
+    multiplied twice; under cross-entropy the softmax form as well. An exact replay needs less of both.
     """
     known = recipe or Recipe()
     steps = known.epochs * math.ceil(s.samples / known.batch_size)

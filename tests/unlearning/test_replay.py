@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.errors import InputError
+from fastntk.unlearning import replay as replaying
 from fastntk.unlearning.path import path_models
 from fastntk.unlearning.replay import SEEDS, STRIDE, _chosen, _weight, replay
 from fastntk.unlearning.validity import RETRAIN
@@ -92,7 +93,7 @@ def test_two_stand_ins_are_averaged_where_the_replay_misses_the_network() -> Non
     alone, made = (forget(method="tangent-replay", blend=blend) for blend in (0, "auto"))
     assert alone.details["blend"] == {"weight": 0.0}
     weight = made.details["blend"]["weight"]
-    assert 0 < weight <= 0.5
+    assert 0 < weight < 1
     assert made.details["average"]["miss"] > 0.01
     torch.testing.assert_close(made.delta, (1 - weight) * alone.delta + weight * regression, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(forget(method="tangent-replay", blend=1).delta, regression, rtol=1e-4, atol=1e-5)
@@ -101,13 +102,13 @@ def test_two_stand_ins_are_averaged_where_the_replay_misses_the_network() -> Non
             forget(method="tangent-replay", blend=wrong)
 
 
-def test_the_weight_is_that_of_the_nearest_mean() -> None:
-    truth, one, two = (torch.rand(20, 4, generator=torch.Generator().manual_seed(k)).softmax(1) for k in range(3))
-    best = _weight(one, two, truth)
-    distance = lambda b: float(((1 - b) * one + b * two - truth).square().sum())
-    assert distance(best) <= min(distance(b / 100) for b in range(51)) + 1e-9
-    assert _weight(truth, two, truth) == 0.0
-    assert _weight(one, truth, truth) == 0.5
+def test_each_stand_in_counts_by_the_inverse_square_of_its_miss() -> None:
+    truth, one = (torch.rand(20, 4, generator=torch.Generator().manual_seed(k)).softmax(1) for k in range(2))
+    nearer = truth + (one - truth) / 3
+    assert _weight(one, nearer, truth) == pytest.approx(0.9, rel=1e-4)
+    assert _weight(nearer, one, truth) == pytest.approx(0.1, rel=1e-4)
+    assert _weight(truth, one, truth) == _weight(truth, truth, truth) == 0.0
+    assert _weight(one, truth, truth) == 1.0
 
 
 def test_replay_lands_nearer_to_retrain_than_doing_nothing() -> None:
@@ -122,26 +123,67 @@ def test_path_models_are_right_where_they_should_be() -> None:
     lin = fastntk.linearise_run(run)
     everything = torch.arange(len(run.data))
     models = path_models(lin)
-    assert list(models) == ["product", "tangent"]
-    product, tangent = models.values()
-    torch.testing.assert_close(product(everything, lin.theta), lin.outputs, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(product(everything, lin.anchor), lin.anchor_outputs, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(tangent(everything, lin.theta), lin.outputs)
-    # Both are tangent to the network at θ in the head, and the tangent model in everything.
-    direction = 1e-3 * torch.randn(run.subset.numel)
+    assert list(models) == ["product", "curved", "tangent"]
+    for name in ("product", "curved"):
+        torch.testing.assert_close(models[name](everything, lin.theta), lin.outputs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(models[name](everything, lin.anchor), lin.anchor_outputs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(models["tangent"](everything, lin.theta), lin.outputs)
+    direction = 1e-3 * torch.randn(run.subset.numel, generator=torch.Generator().manual_seed(0))
     expected = lin.outputs + lin.rows.matvec(direction)
-    torch.testing.assert_close(tangent(everything, lin.theta + direction), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(models["tangent"](everything, lin.theta + direction), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_curved_path_has_the_networks_derivatives_at_theta() -> None:
+    run = small_run()
+    lin = fastntk.linearise_run(run)
+    everything = torch.arange(len(run.data))
+    jacobian = torch.func.jacfwd(lambda w: path_models(lin)["curved"](everything, w))(lin.theta)
+    reach = lin.theta - lin.anchor
+    for direction in (*torch.randn(5, run.subset.numel, generator=torch.Generator().manual_seed(0)), reach):
+        torch.testing.assert_close(jacobian @ direction, lin.rows.matvec(direction), rtol=1e-3, atol=1e-3)
+    # ``product`` arrives at θ along a chord, not along the rows.
+    chord = torch.func.jvp(lambda w: path_models(lin)["product"](everything, w), (lin.theta,), (reach,))[1]
+    assert (chord - lin.rows.matvec(reach)).norm() > 0.02 * chord.norm()
+
+
+def test_off_the_curve_rows_count_by_the_way_to_theta() -> None:
+    lin = fastntk.linearise_run(small_run())
+    curved, layout = path_models(lin)["curved"], lin.rows.layout
+    reach = torch.zeros_like(lin.theta)
+    reach[layout.body_columns] = (lin.theta - lin.anchor)[layout.body_columns]
+    aside = torch.zeros_like(reach)
+    aside[layout.body_columns] = torch.randn(len(layout.body_columns), generator=torch.Generator().manual_seed(1))
+    aside -= aside.dot(reach) / reach.dot(reach) * reach
+    batch = torch.tensor([4, 9, 33])
+    for share in (0.0, 0.3, 1.0, 1.4):
+        on = lin.theta + (share - 1) * reach  # the head stays θ's, so what P lifts the head sees in full
+        moved = curved(batch, on + aside) - curved(batch, on)
+        torch.testing.assert_close(moved, share * lin.rows.matvec(aside)[batch], rtol=1e-3, atol=1e-4)
 
 
 def test_the_path_that_finds_back_to_theta_is_taken() -> None:
-    assert _chosen({"product": 0.37, "tangent": 0.35}) == "product"
-    assert _chosen({"product": 0.61, "tangent": 0.41}) == "tangent"
+    assert _chosen({"product": 0.37, "curved": 0.28, "tangent": 0.25}) == "curved"
+    assert _chosen({"product": 0.37, "curved": 0.41, "tangent": 0.35}) == "product"
+    assert _chosen({"product": 0.61, "curved": 0.59, "tangent": 0.41}) == "tangent"
     assert _chosen({"tangent": 0.9}) == "tangent"
-    run = small_run()
+    run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
     details = fastntk.unlearn(run, classes=[1], method="tangent-replay").details
-    assert set(details["replay_misses"]) == {"product", "tangent"}
+    assert set(details["replay_misses"]) == {"product", "curved", "tangent"}
     assert details["path"] == _chosen(details["replay_misses"])
     assert details["replay_miss"] == details["replay_misses"][details["path"]]
+
+
+def test_an_exact_replay_asks_no_other_path_and_later_requests_no_second_replay_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(fastntk.Recipe(epochs=2, lr=1e-4, batch_size=16))
+    lin = fastntk.linearise_run(run)
+    seen: list[str] = []
+    monkeypatch.setattr(
+        replaying, "replay", lambda *args, **options: (seen.append(options["description"]), replay(*args, **options))[1]
+    )
+    for name in (1, 2):
+        details = fastntk.unlearn(run, classes=[name], method="tangent-replay", linearisation=lin, average=1).details
+        assert set(details["replay_misses"]) == {"product"}
+    assert seen == ["replay of all (product)", "replay without", "replay without"]
 
 
 def test_a_replay_that_misses_the_trained_weights_is_not_trusted() -> None:

@@ -39,7 +39,7 @@ def unlearn(
     ] = None,
     scale: Annotated[float | None, typer.Option("--scale", help="fast-ntk: the scale s instead of a fit.")] = None,
     solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto (default), primal, dual, matrix-free …")] = None,
-    path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), tangent or product.")] = None,
+    path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), product, curved, tangent.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
     option: Annotated[

@@ -12,9 +12,15 @@ h_0 and h_θ the head's features at the anchor and at θ.
               straight path they move by the least that explains the rows' logits. One forward pass more than
               ``tangent``.
 
-``product`` needs a model that ends in a tuned linear head; where there is none, only ``tangent`` exists. Neither wins
-everywhere: where the features change beyond recognition, ``product`` goes astray. The replay of *all* samples should end at
-θ, which is known, so :mod:`fastntk.unlearning.replay` tries both and looks.
+``curved``    h = h_0 + τ (h_θ − h_0) + (τ² − τ) D + τ P J (x − τ x_θ),   D = P (J x_θ − W_θ (h_θ − h_0)),   f = W h + b
+              the same for networks that bend. Along the path, the parabola that arrives at θ with the slope of the rows;
+              off it, rows that were taken at θ count by the share of the way to θ. So it is tangent to the network at θ in
+              everything (with at least as many features as classes), and takes no rows for granted at the anchor.
+
+``product`` and ``curved`` need a model that ends in a tuned linear head; where there is none, only ``tangent`` exists. None
+wins everywhere: prompts of a ViT keep the rows they start with, which ``product`` presumes; a tuned ResNet does not; where
+the features change beyond recognition, all but ``tangent`` can go astray. The replay of *all* samples should end at θ, which
+is known, so :mod:`fastntk.unlearning.replay` tries them and looks.
 """
 
 from __future__ import annotations
@@ -29,13 +35,13 @@ from fastntk.errors import InputError
 from fastntk.linalg import HeadRows
 from fastntk.unlearning.linearisation import Linearisation
 
-PathName = Literal["auto", "tangent", "product"]
+PathName = Literal["auto", "tangent", "product", "curved"]
 Path = Callable[[Tensor, Tensor], Tensor]
 """(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
 
 
 def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[str, Path]:
-    """The named model of the path; for ``auto`` every one that exists, the preferred first."""
+    """The named model of the path; for ``auto`` every one that exists, the simpler first where there is a tuned head."""
     if name not in get_args(PathName):
         raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
     rows = linearisation.rows
@@ -44,21 +50,18 @@ def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[s
             "A replay reads every row in every epoch, and these rows were not kept (they do not fit the memory budget). "
             "Give rows='disk' and folder=..., or raise memory_budget; method='fast-ntk' needs no stored rows."
         )
-    possible = _has_product(linearisation, rows)
-    if name == "product" and not possible:
+    makers: dict[str, Callable[[Linearisation, HeadRows], Path]] = {"tangent": _tangent}
+    if _has_head(linearisation, rows):
+        makers = {"product": _product, "curved": _curved, **makers}
+    if name != "auto" and name not in makers:
         raise InputError(
-            "path 'product' needs a model whose logits are a tuned linear head's output, linearised at the trained "
+            f"path {name!r} needs a model whose logits are a tuned linear head's output, linearised at the trained "
             "weights. Use path='tangent', or tune the head as well."
         )
-    models: dict[str, Path] = {}
-    if possible and name != "tangent":
-        models["product"] = _product(linearisation, rows)
-    if name != "product":
-        models["tangent"] = _tangent(linearisation, rows)
-    return models
+    return {key: make(linearisation, rows) for key, make in makers.items() if name in ("auto", key)}
 
 
-def _has_product(linearisation: Linearisation, rows: HeadRows) -> bool:
+def _has_head(linearisation: Linearisation, rows: HeadRows) -> bool:
     return (
         linearisation.at == "trained"
         and rows.features is not None
@@ -92,6 +95,15 @@ def _tangent(linearisation: Linearisation, rows: HeadRows) -> Path:
 
 
 def _product(linearisation: Linearisation, rows: HeadRows) -> Path:
+    return _headed(linearisation, rows, lambda along, moved, bend, aside: along * moved + aside)
+
+
+def _curved(linearisation: Linearisation, rows: HeadRows) -> Path:
+    return _headed(linearisation, rows, lambda along, moved, bend, aside: along * (moved + (along - 1) * bend + aside))
+
+
+def _headed(linearisation: Linearisation, rows: HeadRows, features: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Path:
+    """W h + b, with h less h_0 from ``features``: of τ, h_θ − h_0, D and P J (x − τ x_θ), each of the batch."""
     layout = rows.layout
     at_anchor, at_theta = linearisation.anchor_features, linearisation.features
     assert at_anchor is not None
@@ -103,6 +115,7 @@ def _product(linearisation: Linearisation, rows: HeadRows) -> Path:
     reach = linearisation.theta[layout.body_columns] - origin
     length2 = reach.dot(reach).clamp_min(torch.finfo(reach.dtype).tiny)
     moved = at_theta - at_anchor
+    bend = (rows.body @ reach - moved @ theta_head[:, :width].T) @ lift.T
     # A bias outside the subset still adds to the logits: take it from the true outputs.
     constant = linearisation.outputs - at_theta @ theta_head[:, :width].T
 
@@ -110,9 +123,9 @@ def _product(linearisation: Linearisation, rows: HeadRows) -> Path:
         x = w[layout.body_columns] - origin
         head = w[layout.head_columns]
         along = x.dot(reach) / length2
-        aside = rows.body[batch] @ (x - along * reach)
-        features = at_anchor[batch] + along * moved[batch] + aside @ lift.T
-        out: Tensor = features @ head[:, :width].T
+        aside = rows.body[batch] @ (x - along * reach) @ lift.T
+        here = at_anchor[batch] + features(along, moved[batch], bend[batch], aside)
+        out: Tensor = here @ head[:, :width].T
         rest: Tensor = head[:, -1] if rows.bias else constant[batch]
         return out + rest
 
