@@ -18,6 +18,7 @@ from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.unlearning import METHODS
 from fastntk.unlearning.methods.fisher import fisher, noise_deviation
 from fastntk.unlearning.methods.importance import fisher_diagonal, loss_importance
+from fastntk.unlearning.methods.push_away import MOST_EPOCHS
 from fastntk.unlearning.methods.salun import forget_gradient, most_salient
 from fastntk.unlearning.methods.scrub import divergence
 from fastntk.unlearning.task import Task
@@ -357,3 +358,24 @@ def test_the_documented_defaults_are_the_defaults(method: str) -> None:
         if name != "seed":
             written = options[name] if name in options else common[name]
             assert written.strip('"') == default if isinstance(default, str) else float(written) == default, name
+
+
+@pytest.mark.parametrize("method", ["max-loss", "random-label"])
+def test_pushing_away_stops_once_nothing_forgotten_is_named_right(method: str) -> None:
+    run = toy_run()
+    forgotten = run.data.subset(task_of(run, classes=[1]).split.forget)
+    rate = 0.01
+    made = fastntk.unlearn(run, classes=[1], method=method, lr=rate)
+    taken = made.details["epochs"]
+    assert 1 <= taken < MOST_EPOCHS
+    assert accuracy(made.model, forgotten) == 0
+    before = fastntk.unlearn(run, classes=[1], method=method, lr=rate, epochs=taken - 1)
+    assert accuracy(before.model, forgotten) > 0
+    told = fastntk.unlearn(run, classes=[1], method=method, lr=rate, epochs=taken)
+    assert torch.equal(told.delta, made.delta)
+    assert fastntk.unlearn(run, classes=[1], method=method, lr=1e-9).details["epochs"] == MOST_EPOCHS
+
+
+def test_ascent_that_overflows_is_an_error() -> None:
+    with pytest.raises(InputError, match="Lower the learning rate"):
+        fastntk.unlearn(toy_run(dtype=torch.float32), classes=[1], method="max-loss", lr=1e6, epochs=50)

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from fastntk.unlearning.methods import METHODS
+from fastntk.unlearning.methods.push_away import MOST_EPOCHS
 
 ROWS_OVER_FLOOR = 1.5
 """Per-sample gradients take about this many times (1 + backward passes)·t_forward (docs/engine.md)."""
@@ -24,7 +25,8 @@ def training_passes(method: str, options: dict[str, Any], *, retain: int, forget
         return retain * _squares(classes)
     if method in ("fast-ntk", "tangent-replay", "retrain", "full"):
         return None
-    epochs, size = given["epochs"], given["batch_size"]
+    size = given["batch_size"]
+    epochs = given["epochs"] if given["epochs"] is not None else MOST_EPOCHS
     paired = math.ceil(retain / size) * forget / math.ceil(forget / size)
     passes = {
         "max-loss": epochs * forget,
