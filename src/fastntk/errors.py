@@ -16,6 +16,10 @@ class BudgetError(InputError):
     """No route fits the memory (or disk) that was allowed."""
 
 
+class DivergedError(InputError):
+    """A training's loss is no longer finite."""
+
+
 def listing(items: Iterable[object], *, most: int = 8) -> str:
     """Join the first few items for an error message and count the rest: ``a, b, c (+5 more)``."""
     shown = [str(item) for item in items]

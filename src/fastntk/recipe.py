@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.errors import DivergedError, InputError
 from fastntk.progress import track
 
 Optimizer = Literal["adam", "sgd"]
@@ -158,7 +158,7 @@ def descend(
                 continue
             loss, correct = gradient(batch)
             if not math.isfinite(loss):
-                raise InputError(
+                raise DivergedError(
                     f"The loss became {loss} in epoch {epoch + 1} of {recipe.epochs}: training diverged. "
                     f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
                 )

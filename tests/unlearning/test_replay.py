@@ -173,6 +173,29 @@ def test_the_path_that_finds_back_to_theta_is_taken() -> None:
     assert details["replay_miss"] == details["replay_misses"][details["path"]]
 
 
+def test_a_path_that_diverges_or_is_exact_settles_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
+    forget = lambda **options: fastntk.unlearn(run, classes=[1], method="tangent-replay", validate=False, blend=0, **options)
+    paths = replaying.path_models
+
+    def some_diverge(*names: str) -> None:
+        hopeless = lambda batch, w: torch.full((len(batch), 4), torch.nan) * w[0]
+        monkeypatch.setattr(
+            replaying, "path_models", lambda *given: {k: hopeless if k in names else m for k, m in paths(*given).items()}
+        )
+
+    some_diverge("product", "tangent")
+    details = forget().details
+    assert details["path"] == "curved"
+    assert set(details["replay_misses"]) == {"curved"}
+    some_diverge("product", "curved", "tangent")
+    with pytest.raises(InputError, match="training diverged"):
+        forget()
+    monkeypatch.setattr(replaying, "path_models", paths)
+    monkeypatch.setattr(replaying, "QUIET", 1.0)
+    assert set(forget().details["replay_misses"]) == {"product"}
+
+
 def test_an_exact_replay_asks_no_other_path_and_later_requests_no_second_replay_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run(fastntk.Recipe(epochs=2, lr=1e-4, batch_size=16))
     lin = fastntk.linearise_run(run)

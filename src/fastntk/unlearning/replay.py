@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.data import Samples, Split
-from fastntk.errors import InputError
+from fastntk.errors import DivergedError, InputError
 from fastntk.models import logits
 from fastntk.recipe import Recipe, Resume, batch_loss, descend
 from fastntk.training import fast_layout, training_mode
@@ -107,16 +107,9 @@ def tangent_replay(
         raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish}.")
     started = time.perf_counter()
     models = path_models(linearisation, path)
-    anchor, theta = linearisation.anchor, linearisation.theta
-    reach = (theta - anchor).norm().clamp_min(1e-30)
-    truth = linearisation.outputs.softmax(1)
-    full: dict[str, Tensor] = {}
-    for name, model in models.items():
-        full[name], answers = _of_all(linearisation, name, model, labels, recipe)
-        if _apart(answers, truth) <= QUIET:
-            break
-    misses = {name: float((end - theta).norm() / reach) for name, end in full.items()}
-    name = _chosen(misses)
+    name, misses = _path(linearisation, models, labels, recipe)
+    anchor = linearisation.anchor
+    full, answers = _of_all(linearisation, name, models[name], labels, recipe)
     keep = torch.ones(len(labels), dtype=torch.bool)
     keep[split.forget] = False
     kept, resume = replay(
@@ -125,14 +118,13 @@ def tangent_replay(
     recipes = [replace(recipe, seed=recipe.seed + STRIDE * k) for k in range(1, _seeds(average, labels, split))]
     title = "replay without, other seed"
     others = [replay(models[name], anchor, labels, other, keep=keep, description=title)[0] for other in recipes]
-    answers = _of_all(linearisation, name, models[name], labels, recipe)[1]
-    retain = split.retain
+    retain, truth = split.retain, linearisation.outputs.softmax(1)
     averaged: dict[str, Any] = {"seeds": 1, "miss": _apart(answers[retain], truth[retain])}
     if others:
         averaged["noise"] = _noise(models[name], [kept, *others], split, len(labels))
         if average != "auto" or averaged["miss"] > averaged["noise"]:
             kept, averaged["seeds"] = torch.stack([kept, *others]).mean(0), 1 + len(others)
-    delta = kept - full[name]
+    delta = kept - full
     blended: dict[str, Any] = {"weight": 0.0}
     if blend != 0 and (blend != "auto" or (recipe.loss == "cross-entropy" and averaged["miss"] > QUIET)):
         form = softmax_form(linearisation, labels, split)
@@ -171,6 +163,24 @@ def _weight(replayed: Tensor, regressed: Tensor, truth: Tensor) -> float:
 
 def _apart(p: Tensor, q: Tensor) -> float:
     return float(0.5 * (p - q).abs().sum(1).mean())
+
+
+def _path(linearisation: Linearisation, models: dict[str, Path], labels: Tensor, recipe: Recipe) -> tuple[str, dict[str, float]]:
+    """The path to take, and how far the replays of everything ended from θ: the first that is exact, or the nearest."""
+    theta, truth = linearisation.theta, linearisation.outputs.softmax(1)
+    reach = (theta - linearisation.anchor).norm().clamp_min(1e-30)
+    misses: dict[str, float] = {}
+    for number, (name, model) in enumerate(models.items(), 1):
+        try:
+            end, answers = _of_all(linearisation, name, model, labels, recipe)
+        except DivergedError:
+            if number == len(models) and not misses:
+                raise
+            continue
+        misses[name] = float((end - theta).norm() / reach)
+        if _apart(answers, truth) <= QUIET:
+            return name, misses
+    return _chosen(misses), misses
 
 
 def _chosen(misses: dict[str, float]) -> str:
