@@ -107,7 +107,7 @@ def check_offered(method: str, kind: str) -> None:
     if kind == "tangent" and method == "tangent-replay":
         raise InputError(
             "A tangent ensemble cannot judge tangent-replay: both presume that a replay in the linear model is right, and "
-            "measured against real trainings (docs/metrics.md) it has flattered plain replays. Use ensemble_kind 'real', or no ensemble."
+            "measured against real trainings (docs/metrics.md) it flattered plain replays. Use ensemble_kind 'real', or none."
         )
 
 
