@@ -86,6 +86,15 @@ def test_like_retrain_has_no_reasons_and_says_what_was_seen() -> None:
     assert (found["level"], found["reasons"]) == ("like retrain", [])
     assert "100 of 1000 training samples" in found["text"][1]
     assert "95.0 % of them rightly; now 61.0 %; a model retrained without them 60.0 %" in found["text"][2]
+    assert found["text"][-1] == "It took 0.40 times as long as retraining."
+
+
+def test_rows_that_were_made_before_are_said_to_be_left_out() -> None:
+    record = good()
+    record["details"]["rows"] = "memory"
+    assert verdict(record)["text"][-1].endswith("not counting the Jacobian rows, which were made before.")
+    record["cost"]["stages"] = {"rows": 2.0}
+    assert verdict(record)["text"][-1] == "It took 0.40 times as long as retraining."
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,14 @@ def test_it_can_be_read_without_eyes(record: Record, read_page: Reader) -> None:
     assert all(each["tabindex"] == "0" and each["aria-label"] for each in scrolling)
 
 
+def test_rows_that_were_made_before_are_said_to_be_left_out(record: Record, read_page: Reader) -> None:
+    record["details"]["rows"] = "memory"
+    said = "as long as Retrain, not counting the Jacobian rows"
+    assert said not in words(read_page(render(record)))
+    del record["cost"]["stages"]["rows"]
+    assert said in words(read_page(render(record)))
+
+
 def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
     text = words(read_page(render(record))).replace("\u00a0", " ")
     for part in (
