@@ -15,8 +15,9 @@ from torch import nn
 import fastntk
 from fastntk.calibration import Calibration, LiveBytes, live_bytes_per_image
 from fastntk.errors import BudgetError, InputError
-from fastntk.planning import METHODS, Plan, Route, Sizes, _judged, duration, estimate, plan
+from fastntk.planning import METHODS, Plan, _judged, duration, plan
 from fastntk.recipe import Recipe
+from fastntk.routes import Route, Sizes, estimate
 from fastntk.tangent import checked_engine
 
 SPEED = Calibration(

@@ -14,6 +14,7 @@ import torch
 import fastntk
 from fastntk.auditing import accuracy, schema, total_variation
 from fastntk.auditing.figures import BY_NAME, value_of
+from fastntk.auditing.record import cost
 from fastntk.data import Samples
 from fastntk.errors import InputError
 from fastntk.training import predict
@@ -209,3 +210,11 @@ def test_requirements_are_refused_before_any_work(toy, result) -> None:
     assert "cannot be read" in refused(toy, result, require="nonsense")
     assert "at least 8 models" in refused(toy, result, reference="retrain", ensemble=2)
     assert "relearn_threshold must be > 0" in refused(toy, result, reference="retrain", relearn_threshold=0.0)
+
+
+def test_the_cost_says_whether_rows_were_made_before(toy: Any) -> None:
+    request = {"ids": toy.ids(3), "method": "fast-ntk"}
+    alone = fastntk.unlearn(toy.run, **request)
+    served = fastntk.unlearn(toy.run, linearisation=fastntk.linearise_run(toy.run), **request)
+    without_rows = fastntk.unlearn(toy.run, ids=toy.ids(3), method="retrain")
+    assert [cost(made, None)["rows_made_before"] for made in (alone, served, without_rows)] == [False, True, False]

@@ -91,9 +91,9 @@ def test_like_retrain_has_no_reasons_and_says_what_was_seen() -> None:
 
 def test_rows_that_were_made_before_are_said_to_be_left_out() -> None:
     record = good()
-    record["details"]["rows"] = "memory"
+    record["cost"]["rows_made_before"] = True
     assert verdict(record)["text"][-1].endswith("not counting the Jacobian rows, which were made before.")
-    record["cost"]["stages"] = {"rows": 2.0}
+    record["cost"]["rows_made_before"] = False
     assert verdict(record)["text"][-1] == "It took 0.40 times as long as retraining."
 
 

@@ -188,6 +188,7 @@ def test_a_path_that_diverges_or_is_exact_settles_the_choice(monkeypatch: pytest
     details = forget().details
     assert details["path"] == "curved"
     assert set(details["replay_misses"]) == {"curved"}
+    assert details["replay_diverged"] == ["product", "tangent"]
     some_diverge("product", "curved", "tangent")
     with pytest.raises(InputError, match="training diverged"):
         forget()

@@ -42,7 +42,7 @@ from fastntk.training import predict, train
 from fastntk.unlearning import linearise_run, unlearn
 from fastntk.unlearning.linearisation import working_copy
 from fastntk.unlearning.methods.retrain import retrain_in_place
-from fastntk.unlearning.replay import replay, tangent_replay
+from fastntk.unlearning.replay import choose_path, replay
 from fastntk.unlearning.result import Unlearned
 
 EnsembleKind = Literal["real", "tangent"]
@@ -233,10 +233,8 @@ class _Tangent:
             given = self.result.linearisation
             usable = given is not None and given.at == "trained" and given.kept != "stream"
             lin = given if usable and given is not None else linearise_run(self.run)
-            labels = self.run.data.labels
-            chosen = tangent_replay(lin, labels, self.result.split, self.recipe, average=1, blend=0)
-            own, _ = replay(chosen.model, lin.anchor, labels, self.recipe, description="replay of all")
-            self._own = (chosen.model, lin.anchor, own)
+            chosen = choose_path(lin, self.run.data.labels, self.recipe)
+            self._own = (chosen.model, lin.anchor, chosen.end)
         return self._own
 
 

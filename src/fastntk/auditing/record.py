@@ -135,12 +135,15 @@ def forgotten_samples(models: Mapping[str, Answers], result: Unlearned, classes:
 def cost(result: Unlearned, retrain: Unlearned | None) -> dict[str, Any]:
     """Seconds and memory of unlearning, beside Retrain's seconds."""
     seconds = None if retrain is None else retrain.seconds
+    stages = dict(result.details.get("seconds", {}))
     return {
         "seconds": result.seconds,
         "retrain_seconds": seconds,
         "ratio_to_retrain": None if not seconds else result.seconds / seconds,
         "peak_memory_bytes": result.details.get("peak_memory_bytes"),
-        "stages": dict(result.details.get("seconds", {})),
+        "stages": stages,
+        # A linearisation was handed in: its rows are in no stage.
+        "rows_made_before": "rows" in result.details and "rows" not in stages,
     }
 
 

@@ -157,15 +157,9 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
         sentences.append(f"On images it never saw it is right in {_percent(holdout['unlearned'])} of cases ({before}).")
     ratio = lookup(record, "cost.ratio_to_retrain")
     if ratio is not None:
-        before = ", not counting the Jacobian rows, which were made before" if _rows_made_before(record) else ""
+        before = ", not counting the Jacobian rows, which were made before" if lookup(record, "cost.rows_made_before") else ""
         sentences.append(f"It took {ratio:.2f} times as long as retraining{before}.")
     return sentences
-
-
-def _rows_made_before(record: Mapping[str, Any]) -> bool:
-    """Whether a linearisation was handed in, so that its rows are in no stage of the cost."""
-    stages = lookup(record, "cost.stages") or {}
-    return lookup(record, "details.rows") is not None and "rows" not in stages
 
 
 def _percent(fraction: float) -> str:

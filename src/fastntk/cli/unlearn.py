@@ -108,8 +108,9 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
     """Time of this method from a short calibration; refuses rows that the memory cannot hold."""
     from fastntk.errors import BudgetError
     from fastntk.linalg import readable
-    from fastntk.planning import plan, softmax_first
+    from fastntk.planning import plan
     from fastntk.recipe import Recipe
+    from fastntk.routes import softmax_first
     from fastntk.unlearning.methods.costs import training_passes
     from fastntk.unlearning.methods.fast_ntk import RIDGE_OPTIONS
 
@@ -179,6 +180,8 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
         facts["form"] = f"{details['form']} ({details['form_because']})"
     if "replay_miss" in details:
         facts["replay miss"] = f"{percent(details['replay_miss'])} of the fine-tuning's own length, on all data"
+    if "replay_diverged" in details:
+        facts["left out"] = f"the path {', '.join(details['replay_diverged'])}: its replay of all data diverged"
     facts["BN statistics"] = details["batch_norm_statistics"]
     facts["other weights"] = details["outside_subset"]["message"]
     output.say(f"Done in {duration(record['seconds'])}")

@@ -87,6 +87,7 @@ _RECORD = fields(
                 "peak_memory_bytes": number,
                 "audit_seconds": number,
                 "stages": values(anything),
+                "rows_made_before": flag,
             },
         ),
         "definitions": values(fields({"title": text, "definition": text}, {"better": text, "unit": text})),

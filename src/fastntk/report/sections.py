@@ -188,9 +188,7 @@ def cost(record: Mapping[str, Any]) -> Section:
         plots = (cost_bars(seconds, float(retrain), name="cost", title="Wall time"),)
     ratio = found.get("ratio_to_retrain")
     if ratio is not None:
-        # Rows of a linearisation that was handed in are in no stage.
-        made_before = "rows" in (record.get("details") or {}) and "rows" not in (found.get("stages") or {})
-        before = ", not counting the Jacobian rows, which were made before" if made_before else ""
+        before = ", not counting the Jacobian rows, which were made before" if found.get("rows_made_before") else ""
         remarks = (f"Unlearning took {figure(ratio, 2)} times as long as Retrain{before}.",)
     rows = [("Unlearning", duration(seconds))]
     rows += [

@@ -65,13 +65,29 @@ Blend = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """A model of the path; where its replay of all samples ends (d,) and what it answers there (n, C); how far from θ the
+    replays of all that were tried ended, and which diverged."""
+
+    name: str
+    model: Path
+    end: Tensor
+    answers: Tensor
+    misses: dict[str, float]
+    diverged: list[str]
+
+    def details(self) -> dict[str, Any]:
+        """JSON-able."""
+        found = {"path": self.name, "replay_miss": self.misses[self.name], "replay_misses": self.misses}
+        return found | ({"replay_diverged": self.diverged} if self.diverged else {})
+
+
+@dataclass(frozen=True)
 class Replay:
-    """The update, the model of the path behind it, and how far each replay of everything landed from θ."""
+    """The update, and the model of the path behind it."""
 
     delta: Tensor
-    path: str
-    model: Path
-    misses: dict[str, float]
+    path: Chosen
     seconds: float
     averaged: dict[str, Any]
     blended: dict[str, Any]
@@ -79,8 +95,7 @@ class Replay:
 
     def details(self) -> dict[str, Any]:
         """JSON-able."""
-        miss = {"replay_miss": self.misses[self.path], "replay_misses": self.misses}
-        return {"path": self.path, **miss, "average": self.averaged, "blend": self.blended}
+        return self.path.details() | {"average": self.averaged, "blend": self.blended}
 
 
 def tangent_replay(
@@ -106,32 +121,30 @@ def tangent_replay(
     if not 0 <= polish <= recipe.epochs:
         raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish}.")
     started = time.perf_counter()
-    models = path_models(linearisation, path)
-    name, misses = _path(linearisation, models, labels, recipe)
-    anchor = linearisation.anchor
-    full, answers = _of_all(linearisation, name, models[name], labels, recipe)
+    chosen = choose_path(linearisation, labels, recipe, path=path)
+    model, answers, anchor = chosen.model, chosen.answers, linearisation.anchor
     keep = torch.ones(len(labels), dtype=torch.bool)
     keep[split.forget] = False
     kept, resume = replay(
-        models[name], anchor, labels, recipe, keep=keep, resume_at=recipe.epochs - polish, description="replay without"
+        model, anchor, labels, recipe, keep=keep, resume_at=recipe.epochs - polish, description="replay without"
     )
     recipes = [replace(recipe, seed=recipe.seed + STRIDE * k) for k in range(1, _seeds(average, labels, split))]
     title = "replay without, other seed"
-    others = [replay(models[name], anchor, labels, other, keep=keep, description=title)[0] for other in recipes]
+    others = [replay(model, anchor, labels, other, keep=keep, description=title)[0] for other in recipes]
     retain, truth = split.retain, linearisation.outputs.softmax(1)
     averaged: dict[str, Any] = {"seeds": 1, "miss": _apart(answers[retain], truth[retain])}
     if others:
-        averaged["noise"] = _noise(models[name], [kept, *others], split, len(labels))
+        averaged["noise"] = _noise(model, [kept, *others], split, len(labels))
         if average != "auto" or averaged["miss"] > averaged["noise"]:
             kept, averaged["seeds"] = torch.stack([kept, *others]).mean(0), 1 + len(others)
-    delta = kept - full
+    delta = kept - chosen.end
     blended: dict[str, Any] = {"weight": 0.0}
     if blend != 0 and (blend != "auto" or (recipe.loss == "cross-entropy" and averaged["miss"] > QUIET)):
         form = softmax_form(linearisation, labels, split)
         weight = _weight(answers, form.answers, truth) if blend == "auto" else float(blend)
         delta = (1 - weight) * delta + weight * form.delta.to(delta)
         blended = {"weight": weight, "regression": form.details()}
-    return Replay(delta, name, models[name], misses, time.perf_counter() - started, averaged, blended, resume)
+    return Replay(delta, chosen, time.perf_counter() - started, averaged, blended, resume)
 
 
 def _seeds(average: Average, labels: Tensor, split: Split) -> int:
@@ -165,22 +178,28 @@ def _apart(p: Tensor, q: Tensor) -> float:
     return float(0.5 * (p - q).abs().sum(1).mean())
 
 
-def _path(linearisation: Linearisation, models: dict[str, Path], labels: Tensor, recipe: Recipe) -> tuple[str, dict[str, float]]:
-    """The path to take, and how far the replays of everything ended from θ: the first that is exact, or the nearest."""
+def choose_path(linearisation: Linearisation, labels: Tensor, recipe: Recipe, *, path: PathName = "auto") -> Chosen:
+    """The first path whose replay of all samples is exact, or the one whose replay ends nearest to θ."""
     theta, truth = linearisation.theta, linearisation.outputs.softmax(1)
     reach = (theta - linearisation.anchor).norm().clamp_min(1e-30)
+    models = path_models(linearisation, path)
     misses: dict[str, float] = {}
-    for number, (name, model) in enumerate(models.items(), 1):
+    diverged: list[str] = []
+    exact: str | None = None
+    for name, model in models.items():
         try:
             end, answers = _of_all(linearisation, name, model, labels, recipe)
         except DivergedError:
-            if number == len(models) and not misses:
+            diverged.append(name)
+            if len(diverged) == len(models):
                 raise
             continue
         misses[name] = float((end - theta).norm() / reach)
         if _apart(answers, truth) <= QUIET:
-            return name, misses
-    return _chosen(misses), misses
+            exact = name
+            break
+    name = exact or _chosen(misses)
+    return Chosen(name, models[name], *_of_all(linearisation, name, models[name], labels, recipe), misses, diverged)
 
 
 def _chosen(misses: dict[str, float]) -> str:

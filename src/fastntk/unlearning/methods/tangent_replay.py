@@ -36,7 +36,7 @@ def tangent_replay(
     if recipe.bn_stats == "update":
         details["note"] = "the recipe trained on batch statistics, the replay on the final ones: an approximation"
     target = lin.theta + made.delta
-    predicted = lambda batch: made.model(batch, target)
+    predicted = lambda batch: made.path.model(batch, target)
     outcome = stepped(task, lin, made.delta, details, predicted, validate=validate, miss=details["replay_miss"])
     if made.resume is None:
         return outcome
