@@ -35,7 +35,8 @@ not edit. `python -m fastntk.experiments run {experiment}` makes the records tha
 - *Δw*: distance to the same-seed Retrain in tuned weights, relative to ‖w_retrain − w0‖.
 - *Seconds*: CPU time (other work ran beside these experiments) of a first request, the rows of the linearisation included;
   *× Retrain* is that over the same seed's Retrain; *again* leaves the rows out: a further request from the same linearisation
-  (with the fit to all samples counted once more, though a linearisation keeps it).
+  (with the fit to all samples counted once more, though a linearisation keeps it). Trainings are kept, so Retrain's seconds were
+  mostly counted in another process, hours earlier, on the same machine; `make demo` times all of them within one run.
 - *fast-ntk-ridge* is the paper's equation (1), corrected; *fast-ntk* the same with the loss that was trained by
   ([method.md](method.md)).
 """
