@@ -19,7 +19,7 @@ import fastntk
 from benchmarks.common import PeakMemory, child, markdown, timed
 from fastntk.linalg import MatrixFree
 from fastntk.tangent import checked_engine
-from fastntk.tangent.store import stored_rows
+from fastntk.tangent.on_disk import rows_on_disk
 
 LIMIT = 16e9
 
@@ -52,7 +52,7 @@ def _measure(folder: Path, count: int) -> dict[str, Any]:
     engine = checked_engine(model, subset, images)
     kept: list[Any] = []
     with PeakMemory() as memory:
-        rows_seconds = timed(lambda: kept.append(stored_rows(engine, images, folder)))
+        rows_seconds = timed(lambda: kept.append(rows_on_disk(engine, images, folder)))
         rows = kept.pop()
         rows.product_dtype = torch.float32
         damping = 1e-2 * float(rows.column_norms2().sum()) / subset.numel

@@ -15,7 +15,7 @@ import torch
 import fastntk
 from benchmarks.common import PeakMemory, child, markdown, timed
 from fastntk.linalg import GramAccumulator, PrimalCholesky
-from fastntk.planning import plan
+from fastntk.planning.plan import plan
 from fastntk.tangent import accumulate, checked_engine, iter_rows
 
 LIMIT = 2e9

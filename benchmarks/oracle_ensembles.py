@@ -22,9 +22,9 @@ import torch
 
 import fastntk
 from benchmarks.common import SHARED, environment, markdown
-from fastntk.atomic import write_file
 from fastntk.auditing.ensembles import ensemble_figures
 from fastntk.auditing.verdict import ERRORS, LIRA_GAP
+from fastntk.base.atomic import write_file
 from fastntk.models import input_spec
 
 METHODS = ("fast-ntk", "tangent-replay")

@@ -20,7 +20,7 @@ from benchmarks.common import SHARED, interleaved, markdown, number, timed
 from benchmarks.rivals import ONE_BY_ONE, RIVALS, Cannot
 from fastntk.models import logits
 from fastntk.tangent import RowEngine, checked_engine
-from fastntk.training import fast_layout
+from fastntk.training.network import fast_layout
 from fastntk.tuning import Subset
 
 WANTED = {"vmap(jacrev)": 2.0, "per-sample loop": 5.0}

@@ -17,8 +17,9 @@ import fastntk
 from benchmarks.common import SHARED, markdown, timed
 from fastntk.linalg import DenseRows, PrimalCholesky, compress_targets, nystrom, output_probes
 from fastntk.models.card import input_spec
-from fastntk.tangent import checked_engine, store_rows
-from fastntk.training import fast_layout
+from fastntk.tangent import checked_engine
+from fastntk.tangent.in_memory import rows_in_memory
+from fastntk.training.network import fast_layout
 
 CHUNK = 16
 ERRORS = ("error_A", "error_w", "error_Jw")
@@ -33,7 +34,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     images = fast_layout(model, samples.inputs)
     engine = checked_engine(model, subset, images)
     kept: list[Any] = []
-    rows_seconds = min(timed(lambda: kept.append(store_rows(engine, images, chunk=CHUNK))) for _ in range(1 if quick else 3))
+    rows_seconds = min(timed(lambda: kept.append(rows_in_memory(engine, images, chunk=CHUNK))) for _ in range(1 if quick else 3))
     rows = kept[-1]
     targets = torch.nn.functional.one_hot(samples.labels, 10).double() - 0.1
     exact = rows.gram(torch.float64)

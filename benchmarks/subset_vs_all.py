@@ -10,7 +10,8 @@ import torch
 
 import fastntk
 from benchmarks.common import PeakMemory, child, markdown, timed
-from fastntk.tangent import checked_engine, store_rows
+from fastntk.tangent import checked_engine
+from fastntk.tangent.in_memory import rows_in_memory
 
 SPECS = ("norm+head", "all")
 
@@ -44,7 +45,7 @@ def _measure(spec: str, per_class: int) -> dict[str, Any]:
     found: dict[str, Any] = {"images": count, "parameters": subset.numel}
     kept: list[Any] = []
     with PeakMemory() as memory:
-        found["rows_seconds"] = timed(lambda: kept.append(store_rows(engine, images)))
+        found["rows_seconds"] = timed(lambda: kept.append(rows_in_memory(engine, images)))
         rows = kept[0]
         found["rows_bytes"] = rows.body.nbytes + rows.features.nbytes
         found["kernel_seconds"] = timed(lambda: kept.append(rows.kernel(torch.float64)))

@@ -16,29 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastntk.auditing import audit
-    from fastntk.bundle import load_run, save_run
+    from fastntk.base.errors import BudgetError, InputError
     from fastntk.data import ForgetRequest, Samples, Split, load_source
     from fastntk.data.request import parse_classes
-    from fastntk.errors import BudgetError, InputError
     from fastntk.models import InputSpec, build_model, input_spec
-    from fastntk.planning import Plan, plan
-    from fastntk.recipe import Recipe
+    from fastntk.planning.plan import Plan, plan
     from fastntk.report import write_report
-    from fastntk.run import Run
+    from fastntk.storage.results import load_result, save_result
+    from fastntk.storage.runs import load_run, save_run
     from fastntk.tangent import jacobian
-    from fastntk.training import fit, predict
+    from fastntk.tangent.linearisation import Linearisation, linearise_run
+    from fastntk.training.fitting import fit
+    from fastntk.training.network import predict
+    from fastntk.training.recipe import Recipe
+    from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
-    from fastntk.unlearning import (
-        Linearisation,
-        Rehearsal,
-        TunedBaseline,
-        Unlearned,
-        linearise_run,
-        rehearse,
-        tune_baseline,
-        unlearn,
-    )
-    from fastntk.unlearning.saved import load_result, save_result
+    from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, rehearse, tune_baseline, unlearn
 
 __version__ = "0.1.0"
 
@@ -81,15 +74,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BudgetError": "errors",
+    "BudgetError": "base.errors",
     "ForgetRequest": "data",
-    "InputError": "errors",
+    "InputError": "base.errors",
     "InputSpec": "models",
-    "Linearisation": "unlearning",
-    "Plan": "planning",
-    "Recipe": "recipe",
+    "Linearisation": "tangent.linearisation",
+    "Plan": "planning.plan",
+    "Recipe": "training.recipe",
     "Rehearsal": "unlearning",
-    "Run": "run",
+    "Run": "training.run",
     "Samples": "data",
     "Split": "data",
     "Subset": "tuning",
@@ -100,17 +93,17 @@ _HOMES = {
     "fit": "training",
     "input_spec": "models",
     "jacobian": "tangent",
-    "linearise_run": "unlearning",
-    "load_result": "unlearning.saved",
-    "load_run": "bundle",
+    "linearise_run": "tangent.linearisation",
+    "load_result": "storage.results",
+    "load_run": "storage.runs",
     "load_source": "data",
     "load_tuned": "tuning",
     "parse_classes": "data.request",
-    "plan": "planning",
+    "plan": "planning.plan",
     "predict": "training",
     "rehearse": "unlearning",
-    "save_result": "unlearning.saved",
-    "save_run": "bundle",
+    "save_result": "storage.results",
+    "save_run": "storage.runs",
     "save_tuned": "tuning",
     "tune": "tuning",
     "tune_baseline": "unlearning",

@@ -15,9 +15,9 @@ import fastntk
 from fastntk.auditing import accuracy, schema, total_variation
 from fastntk.auditing.figures import BY_NAME, value_of
 from fastntk.auditing.record import cost
+from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.errors import InputError
-from fastntk.training import predict
+from fastntk.training.network import predict
 
 
 def valid(record: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from scipy.spatial.distance import jensenshannon
 
 from fastntk.auditing.answers import Answers
 from fastntk.auditing.distances import agreement, compare, jensen_shannon, mean_of, tug_of_war, weight_distance
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def answers(logits: torch.Tensor, vector: torch.Tensor) -> Answers:

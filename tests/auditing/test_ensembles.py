@@ -10,7 +10,7 @@ import torch
 
 import fastntk
 from fastntk.auditing.ensembles import FEWEST, check_ensemble, ensemble, ensemble_figures
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fastntk.auditing.membership import FEATURES, attack_features, population_attack
-from fastntk.errors import InputError
-from fastntk.training import predict
+from fastntk.base.errors import InputError
+from fastntk.training.network import predict
 
 
 def test_features_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastntk.auditing import accuracy, margins, mean_loss, recovered, total_variation
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [1.0, 0.0, 0.5]])
 LABELS = torch.tensor([0, 1, 2])

@@ -9,7 +9,7 @@ from torch import nn
 import fastntk
 from fastntk.auditing.answers import observe
 from fastntk.auditing.probes import linear_probe, random_model
-from fastntk.training import predict
+from fastntk.training.network import predict
 
 
 def parts(separable: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fastntk.auditing import relearn
+from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.errors import InputError
 from fastntk.tuning import Subset
 
 

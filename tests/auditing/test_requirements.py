@@ -9,7 +9,7 @@ import pytest
 
 from fastntk.auditing.figures import BY_NAME, FIGURES, definitions
 from fastntk.auditing.requirements import check_possible, evaluate, parse
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 RECORD: dict[str, Any] = {
     "accuracy": {"forget": {"full": 0.9, "unlearned": 0.61, "retrain": 0.6}, "retain": {"full": 1.0, "unlearned": 0.601}},

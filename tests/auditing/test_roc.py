@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fastntk.auditing.roc import auc, curve, on_grid, standard_error, summary, tpr_at
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 SCORES = st.lists(st.integers(-5, 5), min_size=1, max_size=30)
 

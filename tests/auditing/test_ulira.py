@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from fastntk.auditing.klom import bins_for, klom, klom_by_halves
 from fastntk.auditing.ulira import halves, logit_confidence, u_lira, u_lira_null
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def ensembles(shift: float, *, size: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 
 import fastntk
 import fastntk.schemas
-from fastntk.bundle import load_run, source_samples
+from fastntk.base.text import duration
 from fastntk.cli import app as app_module
 from fastntk.cli import demo as demo_module
 from fastntk.cli.app import app
 from fastntk.cli.finetune import finetune, portable
-from fastntk.cli.output import duration
-from fastntk.manifest import read_manifest
+from fastntk.storage.manifest import read_manifest
+from fastntk.storage.results import load_result
+from fastntk.storage.runs import load_run, source_samples
 from fastntk.unlearning import METHODS
-from fastntk.unlearning.saved import load_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]
 
@@ -186,7 +186,7 @@ def test_what_escapes_becomes_a_message(error: BaseException, code: int, message
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("fastntk.manifest.read_bundle", fail)
+    monkeypatch.setattr("fastntk.storage.manifest.read_bundle", fail)
     result = fastntk_command("info", "anything")
     assert result.exit_code == code
     assert message in result.stderr
@@ -206,7 +206,7 @@ def test_sources_are_kept_with_absolute_paths(tmp_path: Path, monkeypatch: pytes
     assert portable("hf:someone/things@train") == "hf:someone/things@train"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (35, "35 s"), (240, "4 min"), (9000, "2.5 h")])
+@pytest.mark.parametrize(("seconds", "text"), [(0.044, "44 ms"), (0.44, "0.44 s"), (35, "35 s"), (240, "4 min"), (9000, "2.5 h")])
 def test_durations_are_said_as_people_do(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fastntk.bundle import load_run, source_samples
 from fastntk.cli.app import app
-from fastntk.manifest import read_manifest
-from fastntk.unlearning.saved import load_result
+from fastntk.storage.manifest import read_manifest
+from fastntk.storage.results import load_result
+from fastntk.storage.runs import load_run, source_samples
 
 TIMES = 20
 TUNE = ["finetune", "resnet20", "--weights", "cifar100", "--data", "digits", "--images-per-class", "4"]

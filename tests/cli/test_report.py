@@ -16,12 +16,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fastntk import schemas
-from fastntk.bundle import load_run, source_samples
 from fastntk.cli.app import app
 from fastntk.cli.report import as_png
 from fastntk.data.digits import open_digits
-from fastntk.manifest import read_manifest
 from fastntk.report import record_digest, render
+from fastntk.storage.manifest import read_manifest
+from fastntk.storage.runs import load_run, source_samples
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fastntk.schemas
+from fastntk.base.errors import InputError
 from fastntk.cli import demo as demo_module
 from fastntk.cli.app import app
-from fastntk.errors import InputError
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 

@@ -14,15 +14,15 @@ import torch
 from typer.testing import CliRunner
 
 import fastntk
-from fastntk.bundle import load_run, source_samples
+from fastntk.base.errors import InputError
 from fastntk.cli import unlearn as unlearn_module
 from fastntk.cli.app import app
 from fastntk.cli.method_options import METHOD_NAMES, method_options
 from fastntk.cli.request import parse_bytes
-from fastntk.errors import InputError
-from fastntk.manifest import read_manifest
+from fastntk.storage.manifest import read_manifest
+from fastntk.storage.results import load_result, save_result
+from fastntk.storage.runs import load_run, source_samples
 from fastntk.unlearning import METHODS, validity
-from fastntk.unlearning.saved import load_result, save_result
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 
@@ -184,13 +184,13 @@ def test_estimates_count_every_method(run: Any) -> None:
 
     for method in ("fast-ntk", "tangent-replay", "retrain", "max-loss", "fisher"):
         text = unlearn_module._estimate(run, Request((0,), None), forget=4, method=method, options={})
-        assert re.match(r"[\d.]+ (s|min|h) \(Retrain", text)
+        assert re.match(r"[\d.]+ (ms|s|min|h) \(Retrain", text)
 
 
 CHECK = """
 import sys, fastntk, fastntk.cli.app
 assert "torch" not in sys.modules, "torch was imported"
-from fastntk.unlearning.saved import save_result
+from fastntk.storage.results import save_result
 missing = [name for name in fastntk.__all__ if not hasattr(fastntk, name)]
 assert not missing, missing
 assert set(fastntk.__all__) <= set(dir(fastntk))

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastntk.cli.app import app
-from fastntk.manifest import SEAL, seal
+from fastntk.storage.manifest import SEAL, seal
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]
 

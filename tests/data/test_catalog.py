@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastntk.base.errors import InputError
 from fastntk.data.catalog import Catalog, select
-from fastntk.errors import InputError
 
 
 def catalog(labels: list[int], classes: tuple[str, ...] | None = ("a", "b", "c")) -> Catalog:

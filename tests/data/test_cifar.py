@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import fastntk.data.cifar as cifar
+from fastntk.base.errors import InputError
 from fastntk.data import load_source
 from fastntk.data.safe_pickle import load_plain
-from fastntk.errors import InputError
 from fastntk.models.card import InputSpec
 
 PLAIN = InputSpec(32, (0.0,) * 3, (1.0,) * 3)

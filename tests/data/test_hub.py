@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fastntk.base.errors import InputError
 from fastntk.data import load_source
-from fastntk.errors import InputError
 from fastntk.models.card import InputSpec
 
 datasets = pytest.importorskip("datasets", reason="needs the extra hf")

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Samples, parse_classes
-from fastntk.errors import InputError
 
 
 @pytest.fixture

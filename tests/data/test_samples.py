@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.errors import InputError
 
 
 def make(n: int = 4, **options: object) -> Samples:

@@ -12,10 +12,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fastntk.data.folder
+from fastntk.base.errors import InputError
 from fastntk.data import load_source
 from fastntk.data.sources import SourceName, parse_source
 from fastntk.data.transforms import prepare
-from fastntk.errors import InputError
 from fastntk.models.card import InputSpec
 
 PLAIN = InputSpec(8, (0.0,) * 3, (1.0,) * 3)

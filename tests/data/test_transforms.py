@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fastntk.base.errors import InputError
 from fastntk.data.transforms import INTERPOLATIONS, prepare
-from fastntk.errors import InputError
 from fastntk.models.card import InputSpec
 
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 2.0, 1.0)

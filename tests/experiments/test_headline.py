@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from committed import committed
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.experiments.headline import END, START, filled, headline
 from fastntk.experiments.lists import UNLEARNING
 

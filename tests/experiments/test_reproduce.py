@@ -23,14 +23,14 @@ from tiny_cells import HERE, TINY, cut_down
 from typer.testing import CliRunner
 
 from fastntk import schemas
+from fastntk.base.errors import InputError
 from fastntk.cli.app import app
-from fastntk.errors import InputError
 from fastntk.experiments import cells as cells_module
 from fastntk.experiments.bench import open_bench
 from fastntk.experiments.render import tex
 from fastntk.experiments.selection import select_cells, settings_of
 from fastntk.models.torchvision_ops import ensure_operators
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tiny_cells import TINY as BASE
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.experiments import Method, Request, Setting, plan, run_steps, single
 from fastntk.experiments.bench import open_bench
 from fastntk.experiments.development_page import development_page
 from fastntk.experiments.lists import DEVELOPMENT, UNLEARNING
 from fastntk.experiments.pages import page
 from fastntk.experiments.records import without
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 TINY = replace(
     BASE,

@@ -8,7 +8,7 @@ from fastntk.experiments import cells
 from fastntk.experiments.cells import PROBED, Cell, cells_of
 from fastntk.experiments.lists import PAPER
 from fastntk.experiments.setting import Request, Setting
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 SHORT = Recipe(epochs=2, batch_size=4)
 TINY = Setting(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from linalg_cases import dense_oracle, dense_rows, head_rows, random_targets
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg import GramAccumulator
 
 

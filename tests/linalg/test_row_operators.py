@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linalg_cases import dense_oracle, dense_rows, head_rows, random_targets
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg import DenseRows, HeadRows, gram_product, operators
 from fastntk.linalg import head_rows as head_module
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from linalg_cases import dense_oracle, dense_rows, head_rows, random_targets
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg import DenseRows, compress, compress_targets, gram_error, nystrom, output_probes
 
 

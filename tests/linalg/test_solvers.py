@@ -10,7 +10,7 @@ import pytest
 import torch
 from linalg_cases import dense_oracle, dense_rows, head_rows, random_targets
 
-from fastntk.errors import BudgetError, InputError
+from fastntk.base.errors import BudgetError, InputError
 from fastntk.linalg import DenseRows, Dual, Eigen, MatrixFree, PrimalCholesky, choose, solve
 from fastntk.linalg.condition import inverse_one_norm
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from fastntk.errors import InputError
+from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of, input_spec, logits
-from fastntk.models.card import fingerprint_of, tensor_digest
+from fastntk.models.card import fingerprint_of
 
 
 def test_card_survives_deepcopy_and_is_not_in_the_state():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of, input_spec
 from fastntk.models.build import CIFAR_NAMES
 from fastntk.models.mobilenet import cifar_mobilenet, rounded_channels

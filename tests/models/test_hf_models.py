@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of, input_spec, logits
 from fastntk.models.positions import resample_positions
 from fastntk.models.torchvision_ops import import_optional

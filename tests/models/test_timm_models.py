@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of, input_spec
 from fastntk.models.torchvision_ops import import_optional
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import torchvision_ops
 
 SCRIPT = """

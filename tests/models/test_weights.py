@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import build_model
 from fastntk.models.weights import KNOWN, read_weights
 

@@ -17,8 +17,8 @@ import pytest
 import typer.main
 
 import fastntk
+from fastntk.base.errors import InputError
 from fastntk.cli.app import app
-from fastntk.errors import InputError
 from fastntk.report import record_digest, render, write_report
 
 SECTIONS = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.report import check_record, read_record, record_digest
 
 Record = dict[str, Any]

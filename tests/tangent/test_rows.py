@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 import fastntk
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.tangent import RowEngine, TangentOperator, checked_engine
 from fastntk.tuning import Subset

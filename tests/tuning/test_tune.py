@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fastntk
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models.mobilenet import cifar_mobilenet
 from fastntk.models.resnet import cifar_resnet
 from fastntk.models.torchvision_ops import ensure_operators

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fastntk
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models import logits
 from fastntk.models.torchvision_ops import ensure_operators
 

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.unlearning import METHODS
-from fastntk.unlearning.methods.fisher import fisher, noise_deviation
-from fastntk.unlearning.methods.importance import fisher_diagonal, loss_importance
-from fastntk.unlearning.methods.push_away import MOST_EPOCHS
-from fastntk.unlearning.methods.salun import forget_gradient, most_salient
-from fastntk.unlearning.methods.scrub import divergence
+from fastntk.unlearning.baselines.common.importance import fisher_diagonal, loss_importance
+from fastntk.unlearning.baselines.fisher import fisher, noise_deviation
+from fastntk.unlearning.baselines.push_away import MOST_EPOCHS
+from fastntk.unlearning.baselines.salun import forget_gradient, most_salient
+from fastntk.unlearning.baselines.scrub import divergence
 from fastntk.unlearning.task import Task
 
 TRAINED = ("fine-tune", "neggrad+", "scrub", "salun")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.unlearning import METHODS, baseline_tuning
 from fastntk.unlearning.baseline_tuning import SEARCH_SPACES
-from fastntk.unlearning.methods.costs import training_passes
+from fastntk.unlearning.baselines.costs import training_passes
 from fastntk.unlearning.rehearsal import Rehearsal, stratified
 
 

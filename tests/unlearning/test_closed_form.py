@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
+from fastntk.base.errors import InputError
 from fastntk.data import Split
-from fastntk.errors import InputError
 from fastntk.linalg import DenseRows
-from fastntk.unlearning.closed_form import _raised
+from fastntk.unlearning.fast_ntk.ridge import _raised
 
 
 def linear_run(

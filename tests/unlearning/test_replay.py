@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fastntk
-from fastntk.errors import InputError
-from fastntk.unlearning import replay as replaying
-from fastntk.unlearning.path import path_models
-from fastntk.unlearning.replay import SEEDS, STRIDE, _chosen, _weight, replay
+from fastntk.base.errors import InputError
+from fastntk.unlearning.tangent_replay import replay as replaying
+from fastntk.unlearning.tangent_replay.path_models import path_models
+from fastntk.unlearning.tangent_replay.replay import SEEDS, STRIDE, _chosen, _weight, replay
 from fastntk.unlearning.validity import RETRAIN
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
-from fastntk.errors import InputError
-from fastntk.unlearning import linearise_run
-from fastntk.unlearning.softmax_form import KEY
+from fastntk.base.errors import InputError
+from fastntk.tangent.linearisation import linearise_run
+from fastntk.unlearning.fast_ntk.softmax import KEY
 
 LAM = 0.3
 

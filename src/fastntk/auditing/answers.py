@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fastntk.base.errors import InputError
+from fastntk.base.progress import track
 from fastntk.data import Samples
-from fastntk.errors import InputError
 from fastntk.models import logits
-from fastntk.progress import track
-from fastntk.training import eval_mode, fast_layout
+from fastntk.training.network import eval_mode, fast_layout
 from fastntk.tuning import find_head
 
 BATCH = 256

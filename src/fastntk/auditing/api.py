@@ -29,10 +29,10 @@ from fastntk.auditing.references import Reference, check_holdout, check_result, 
 from fastntk.auditing.relearn import relearn
 from fastntk.auditing.requirements import check_possible, evaluate, parse
 from fastntk.auditing.verdict import verdict
+from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.errors import InputError
-from fastntk.manifest import versions
-from fastntk.run import Run
+from fastntk.storage.manifest import versions
+from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
 
 

@@ -9,22 +9,19 @@ hold models that saw the data to be forgotten: delete the folder when the audits
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fastntk.atomic import write_file
-from fastntk.download import CACHE_VARIABLE
-from fastntk.download import cache_folder as download_cache
-from fastntk.errors import InputError
-from fastntk.models.card import tensor_digest
+from fastntk.base.atomic import write_file
+from fastntk.base.digest import tensor_digest
+from fastntk.base.download import CACHE_VARIABLE
+from fastntk.base.download import cache_folder as download_cache
+from fastntk.base.errors import InputError
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
@@ -33,11 +30,6 @@ def cache_folder(given: str | Path | None = None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"The cache {folder} is not a folder: give another with cache=... (--cache) or {CACHE_VARIABLE}.")
     return folder
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON-able content, the order of names aside."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def kept(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:

@@ -12,9 +12,10 @@ import torch
 from fastntk.auditing.ensembles import EnsembleKind
 from fastntk.data import Samples
 from fastntk.models import logits
-from fastntk.recipe import Recipe, batch_loss
-from fastntk.run import Run
-from fastntk.training import eval_mode, fast_layout
+from fastntk.training.loop import batch_loss
+from fastntk.training.network import eval_mode, fast_layout
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
 
 BATCH = 32

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastntk.auditing.answers import Answers
 from fastntk.auditing.metrics import accuracy, mean_loss, recovered, total_variation
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 SETS = ("forget", "holdout")
 """Where distances are taken. On the retained samples both models were trained, which says little."""

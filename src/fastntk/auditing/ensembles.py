@@ -3,7 +3,7 @@
 ``real``      K fine-tunings on all samples, each followed by the same unlearning method with the same options, and K retrainings
               on the retained samples. Honest, at the price of 2K trainings.
 
-``tangent``   one linearisation, replays of the recipe in it (:mod:`fastntk.unlearning.replay`), no training:
+``tangent``   one linearisation, replays of the recipe in it (:mod:`fastntk.unlearning.tangent_replay.replay`), no training:
 
                   full_k      = θ + replay(D, seed k)   − replay(D, own seed)
                   retrained_k = θ + replay(D_r, seed k) − replay(D, own seed)
@@ -29,21 +29,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.auditing.cache import cache_folder, digest_of, kept
+from fastntk.auditing.cache import cache_folder, kept
 from fastntk.auditing.klom import klom_by_halves
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
-from fastntk.errors import InputError
-from fastntk.models.card import fingerprint_of, tensor_digest
-from fastntk.progress import track
-from fastntk.recipe import Recipe
-from fastntk.run import Run
-from fastntk.training import predict, train
-from fastntk.unlearning import linearise_run, unlearn
-from fastntk.unlearning.linearisation import working_copy
-from fastntk.unlearning.methods.retrain import retrain_in_place
-from fastntk.unlearning.replay import choose_path, replay
+from fastntk.base.digest import json_digest, tensor_digest
+from fastntk.base.errors import InputError
+from fastntk.base.progress import track
+from fastntk.models.card import fingerprint_of
+from fastntk.tangent.linearisation import linearise_run
+from fastntk.training.fitting import train
+from fastntk.training.network import predict, working_copy
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
+from fastntk.unlearning import unlearn
+from fastntk.unlearning.baselines.retrain import retrain_in_place
 from fastntk.unlearning.result import Unlearned
+from fastntk.unlearning.tangent_replay.replay import choose_path, replay
 
 EnsembleKind = Literal["real", "tangent"]
 FEWEST = 2 * LEAST
@@ -86,9 +88,9 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     recipe = check_ensemble(run, size=size, kind=kind)
     started = time.perf_counter()
     seeds = tuple(recipe.seed + 1 + step for step in range(size))
-    folder = cache_folder(cache) / "ensembles" / digest_of(_origin(run, result, kind))
+    folder = cache_folder(cache) / "ensembles" / json_digest(_origin(run, result, kind))
     maker = (_Real if kind == "real" else _Tangent)(run, result, recipe)
-    wish = digest_of(_wish(result))[:16]
+    wish = json_digest(_wish(result))[:16]
     rows: dict[str, list[Tensor]] = {"full": [], "unlearned": [], "retrain": []}
     reused = 0
     for seed in track(seeds, f"ensemble ({kind})"):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fastntk.auditing.metrics import margins
 from fastntk.auditing.roc import Array, auc, summary
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 FEATURES = ("loss", "confidence", "entropy", "margin")
 FOLDS = 5

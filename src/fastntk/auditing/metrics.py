@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fastntk.auditing.answers import Answers
 from fastntk.auditing.metrics import accuracy, mean_loss
+from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples
 from fastntk.models import card_of
-from fastntk.models.card import tensor_digest
+from fastntk.storage.results import id_digest
 from fastntk.unlearning.result import Unlearned
-from fastntk.unlearning.saved import id_digest
 
 SCHEMA = "fastntk-audit/1"
 SETS = ("retain", "forget", "holdout")

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 
 from fastntk.auditing.record import names
+from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.errors import InputError
-from fastntk.run import Run
-from fastntk.training import check_samples
+from fastntk.training.network import check_samples
+from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
 from fastntk.unlearning.result import Unlearned
 

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastntk.auditing.metrics import mean_loss
+from fastntk.base.errors import InputError
+from fastntk.base.progress import track
 from fastntk.data import Samples
-from fastntk.errors import InputError
 from fastntk.models import logits
-from fastntk.progress import track
-from fastntk.training import eval_mode, fast_layout, predict
+from fastntk.training.network import eval_mode, fast_layout, predict
 from fastntk.tuning import Subset
 
 

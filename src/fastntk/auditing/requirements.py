@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastntk.auditing.figures import BY_NAME, Figure, value_of
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 
 REFERENCES = ("retrain", "full", "spread")
 OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 Array = npt.NDArray[np.float64]
 GRID = 101

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fastntk.auditing.roc import Array, auc, on_grid, tpr_at
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 LEAST = 4
 """Fewer models than this on a side give no spread worth fitting."""

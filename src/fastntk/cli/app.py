@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fastntk.base.errors import InputError
 from fastntk.cli.audit import audit
 from fastntk.cli.demo import demo
 from fastntk.cli.finetune import finetune
@@ -21,7 +22,6 @@ from fastntk.cli.pretrain import pretrain
 from fastntk.cli.report import report
 from fastntk.cli.reproduce import reproduce
 from fastntk.cli.unlearn import unlearn
-from fastntk.errors import InputError
 
 DEBUG = "FASTNTK_DEBUG"
 

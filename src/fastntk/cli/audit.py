@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Json, Overwrite, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, duration, progress
+from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
 
 if TYPE_CHECKING:
     from fastntk.data import Samples
-    from fastntk.run import Run
+    from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
 
 FILE = "audit.json"
@@ -70,7 +71,7 @@ def audit(
 
     fastntk audit RUN RESULT --holdout SRC --reference retrain --require "forget_accuracy<=retrain+1" --json
     """
-    from fastntk.atomic import check_output, write_file
+    from fastntk.base.atomic import check_output, write_file
 
     output = Output(as_json=json)
     target = out if out is not None else result / FILE
@@ -80,7 +81,7 @@ def audit(
     from fastntk.auditing.requirements import parse
     from fastntk.data import load_source
     from fastntk.models import input_spec
-    from fastntk.unlearning.saved import load_result
+    from fastntk.storage.results import load_result
 
     for text in require or []:
         parse(text)

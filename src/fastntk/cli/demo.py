@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.text import duration, percent
 from fastntk.cli.audit import FILE as AUDIT
 from fastntk.cli.finetune import announce, prepare
 from fastntk.cli.options import Json, Seed, Threads, use_threads
-from fastntk.cli.output import Output, duration, percent, progress
+from fastntk.cli.output import Output, progress
 from fastntk.cli.report import PAGE as REPORT
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fastntk.data import Samples
-    from fastntk.run import Run
+    from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
 
 MODEL, WEIGHTS = "resnet20", "cifar100"
@@ -56,7 +57,7 @@ def demo(
 
     fastntk demo --out demo-out
     """
-    from fastntk.atomic import check_output, new_folder
+    from fastntk.base.atomic import check_output, new_folder
 
     output = Output(as_json=json)
     check_output(out, overwrite=True, replaceable=is_demo)
@@ -96,11 +97,11 @@ def demo(
 
 def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Samples, list[dict[str, Any]]]:
     """Fine-tune, keep the run; return it, the hold-out samples and the rows before and after."""
-    from fastntk.bundle import save_run
     from fastntk.data import load_source
     from fastntk.models import input_spec
-    from fastntk.recipe import Recipe
-    from fastntk.training import fit
+    from fastntk.storage.runs import save_run
+    from fastntk.training.fitting import fit
+    from fastntk.training.recipe import Recipe
 
     recipe = Recipe(epochs=EPOCHS, seed=seed)
     subset, samples = prepare(MODEL, SOURCE, spec="norm+head", weights=WEIGHTS, image_size=None, prompts={}, seed=seed)
@@ -114,7 +115,8 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Sam
 
 def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> list[dict[str, Any]]:
     """Both requests by every method, from one linearisation; keep, audit and report each request's tangent replay."""
-    from fastntk.unlearning import linearise_run, unlearn
+    from fastntk.tangent.linearisation import linearise_run
+    from fastntk.unlearning import unlearn
 
     images = single_images(run)
     asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
@@ -140,8 +142,8 @@ def evidence_step(results: dict[str, Unlearned], holdout: Samples, *, folder: Pa
     """Save a result with its audit, Retrain of two seeds beside it, and its report; return the audit's verdict."""
     from fastntk.auditing import audit
     from fastntk.report import write_report
+    from fastntk.storage.results import save_result
     from fastntk.unlearning import unlearn
-    from fastntk.unlearning.saved import save_result
 
     kept, retrain = results[KEPT], results["retrain"]
     save_result(kept, folder)
@@ -162,7 +164,7 @@ def forget_row(result: Unlearned, holdout: Samples) -> dict[str, Any]:
     from torch.nn.functional import cross_entropy
 
     from fastntk.cli.unlearn import right
-    from fastntk.training import predict
+    from fastntk.training.network import predict
 
     sets = {"retain": result.retained, "forget": result.forgotten, "holdout": holdout}
     made = {name: right(result.model, samples) for name, samples in sets.items()}

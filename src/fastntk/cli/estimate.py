@@ -8,8 +8,9 @@ import torch
 
 from fastntk.data import Samples
 from fastntk.models import logits
-from fastntk.recipe import Recipe, batch_loss
-from fastntk.training import check_samples, eval_mode, fast_layout
+from fastntk.training.loop import batch_loss
+from fastntk.training.network import check_samples, eval_mode, fast_layout
+from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
 
 SHORT_BATCH = 32

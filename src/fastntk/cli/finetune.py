@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.text import duration, percent
 from fastntk.cli.options import DATA_HELP, Json, Overwrite, Seed, Threads, use_threads
-from fastntk.cli.output import Output, duration, percent, progress
+from fastntk.cli.output import Output, progress
 
 if TYPE_CHECKING:
     from fastntk.data import Samples
-    from fastntk.recipe import Recipe
-    from fastntk.run import Run
+    from fastntk.training.recipe import Recipe
+    from fastntk.training.run import Run
     from fastntk.tuning import Subset
 
 
@@ -66,11 +67,11 @@ def finetune(
     fastntk finetune timm:vit_small_patch14_dinov2 --weights vit.safetensors --image-size 112
     --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
     """
-    from fastntk.atomic import check_output
-    from fastntk.bundle import save_run
-    from fastntk.manifest import is_bundle
-    from fastntk.recipe import Recipe
-    from fastntk.training import fit
+    from fastntk.base.atomic import check_output
+    from fastntk.storage.manifest import is_bundle
+    from fastntk.storage.runs import save_run
+    from fastntk.training.fitting import fit
+    from fastntk.training.recipe import Recipe
 
     output = Output(as_json=json)
     check_output(out, overwrite=overwrite, replaceable=is_bundle)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fastntk.base.text import percent
 from fastntk.cli.options import Json
-from fastntk.cli.output import Output, percent
+from fastntk.cli.output import Output
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `fastntk finetune` or `fastntk unlearn`.")]
 
@@ -25,7 +26,7 @@ def info(folder: Folder, json: Json = False) -> None:
 
     fastntk info runs/digits --json | jq .recipe
     """
-    from fastntk.manifest import read_bundle
+    from fastntk.storage.manifest import read_bundle
 
     output = Output(as_json=json)
     manifest = read_bundle(folder).manifest

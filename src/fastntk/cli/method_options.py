@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 METHOD_NAMES = (
     "fast-ntk", "tangent-replay", "retrain", "full", "max-loss", "random-label", "fine-tune", "neggrad+", "scrub", "ssd", "salun",

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastntk.progress import show_progress
+from fastntk.base.progress import show_progress
 
 
 class Output:
@@ -63,17 +63,3 @@ def progress() -> Iterator[None]:
     """Bars on standard error, if somebody watches it."""
     with show_progress(enabled=sys.stderr.isatty()):
         yield
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 0.4 s, 35 s, 4 min, 2.5 h."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def percent(fraction: float) -> str:
-    """A fraction as a percentage with two decimals."""
-    return f"{100 * fraction:.2f} %"

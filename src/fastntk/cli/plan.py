@@ -42,7 +42,7 @@ def plan(
     memory = None if memory_budget is None else parse_bytes(memory_budget)
     disk = None if disk_budget is None else parse_bytes(disk_budget)
 
-    from fastntk.planning import plan as make_plan
+    from fastntk.planning.plan import plan as make_plan
 
     use_threads(threads)
     with progress():

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastntk.base.text import duration, percent
 from fastntk.cli.options import DATA_HELP, Json, Seed, Threads, use_threads
-from fastntk.cli.output import Output, duration, percent, progress
+from fastntk.cli.output import Output, progress
 
 if TYPE_CHECKING:
     from fastntk.data import Samples
@@ -38,12 +39,12 @@ def pretrain(
 
     fastntk pretrain resnet20 --data cifar100@train --epochs 10 --out weights/resnet20.safetensors
     """
-    from fastntk.atomic import check_output
+    from fastntk.base.atomic import check_output
+    from fastntk.base.errors import InputError
     from fastntk.data import load_source
-    from fastntk.errors import InputError
     from fastntk.models import build_model, input_spec
     from fastntk.models.build import CIFAR_NAMES
-    from fastntk.pretrain import pretrain as train
+    from fastntk.training.pretrain import pretrain as train
 
     output = Output(as_json=json)
     check_output(out)
@@ -76,7 +77,7 @@ def pretrain(
 def _announce(output: Output, name: str, *, data: str, samples: Samples, epochs: int, lr: float, batch_size: int) -> None:
     from fastntk.cli.estimate import training_seconds
     from fastntk.models import build_model
-    from fastntk.recipe import Recipe
+    from fastntk.training.recipe import Recipe
     from fastntk.tuning import tune
 
     everything = tune(build_model(name, num_classes=samples.num_classes), "all")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.errors import InputError
 from fastntk.cli.options import Json, Overwrite
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
-from fastntk.errors import InputError
 
 if TYPE_CHECKING:
-    from fastntk.run import Run
+    from fastntk.training.run import Run
 
 PAGE = "report.html"
 SIDE = 96
@@ -50,7 +50,7 @@ def report(
 
     fastntk report results/without-0 --out for-the-dpo.html --overwrite
     """
-    from fastntk.atomic import check_output
+    from fastntk.base.atomic import check_output
     from fastntk.report import read_record, record_digest, write_report
 
     output = Output(as_json=json)
@@ -86,9 +86,9 @@ def check_belongs(folder: Path, record: Mapping[str, Any]) -> None:
     """Refuse a record that is about other weights than the folder's."""
     import torch
 
-    from fastntk.manifest import read_bundle
-    from fastntk.models.card import tensor_digest
-    from fastntk.unlearning.saved import RESULT
+    from fastntk.base.digest import tensor_digest
+    from fastntk.storage.manifest import read_bundle
+    from fastntk.storage.results import RESULT
 
     bundle = read_bundle(folder, kinds=(RESULT,))
     tuned = torch.cat([bundle.parts["tuned"][name].reshape(-1) for name in bundle.manifest["subset"]])
@@ -98,9 +98,9 @@ def check_belongs(folder: Path, record: Mapping[str, Any]) -> None:
 
 def pictures(run: Run, record: Mapping[str, Any]) -> dict[str, bytes]:
     """PNG bytes of the forgotten samples by the digest of their ids, made from the run's own inputs."""
+    from fastntk.base.progress import track
     from fastntk.models import input_spec
-    from fastntk.progress import track
-    from fastntk.unlearning.saved import id_digest
+    from fastntk.storage.results import id_digest
 
     digest = run.data.digest()
     if (record["subject"].get("run") or {}).get("data") != digest:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastntk.base.text import duration
 from fastntk.cli.options import Json, Threads, use_threads
-from fastntk.cli.output import Output, duration, progress
+from fastntk.cli.output import Output, progress
 
 if TYPE_CHECKING:
     from fastntk.experiments.cells import Cell
@@ -51,7 +52,7 @@ def reproduce(
 
     fastntk reproduce table2 --real --models vit_small --data-root /data/public --out results
     """
-    from fastntk.errors import InputError
+    from fastntk.base.errors import InputError
     from fastntk.experiments.loading import check_files
     from fastntk.experiments.runner import run_steps
     from fastntk.experiments.selection import select_cells
@@ -121,8 +122,8 @@ def _expect(output: Output, cells: tuple[Cell, ...]) -> list[dict[str, object]]:
     real = [cell for cell in cells if cell.real]
     if not real:
         return []
+    from fastntk.base.text import byte_size
     from fastntk.experiments.expect import CPU, GPU, expected
-    from fastntk.linalg import readable
 
     rows: list[dict[str, object]] = []
     lines = []
@@ -130,7 +131,7 @@ def _expect(output: Output, cells: tuple[Cell, ...]) -> list[dict[str, object]]:
         fast, slow = expected(cell, GPU), expected(cell, CPU)
         rows.append({"setting": cell.setting.name, "gpu_seconds": fast.seconds, "cpu_seconds": slow.seconds})
         rows[-1]["memory_bytes"] = fast.memory
-        lines.append([cell.setting.name, duration(fast.seconds), duration(slow.seconds), readable(fast.memory)])
+        lines.append([cell.setting.name, duration(fast.seconds), duration(slow.seconds), byte_size(fast.memory)])
     output.table(("expected, all seeds", "GPU", "16 cores", "memory"), lines)
     output.say(f"Counted operations over assumed speeds: {GPU}, {CPU}.")
     return rows
@@ -141,7 +142,7 @@ def _words(text: str | None) -> list[str] | None:
 
 
 def _numbers(option: str, text: str | None) -> list[int] | None:
-    from fastntk.errors import InputError
+    from fastntk.base.errors import InputError
 
     words = _words(text)
     if words is None:

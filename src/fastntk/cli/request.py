@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 if TYPE_CHECKING:
     from fastntk.data import Samples
-    from fastntk.run import Run
+    from fastntk.training.run import Run
 
 Classes = Annotated[
     str | None, typer.Option("--classes", metavar="A,B", help="Classes to forget: labels or names, joined by commas.")
@@ -73,8 +73,8 @@ def resolve(classes: str | None, ids: tuple[str, ...] | None, samples: Samples) 
 
 def open_run(folder: Path, data: str | None) -> Run:
     """Load and verify a run together with its data, from the recorded source or another place."""
-    from fastntk.bundle import load_run, source_samples
-    from fastntk.manifest import read_manifest
+    from fastntk.storage.manifest import read_manifest
+    from fastntk.storage.runs import load_run, source_samples
 
     manifest: dict[str, Any] = read_manifest(folder, kinds=("run",))
     if data is not None:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.text import duration, percent
 from fastntk.cli.method_options import METHOD_NAMES, method_options
 from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, duration, percent, progress
+from fastntk.cli.output import Output, progress
 from fastntk.cli.request import Classes, DataOverride, Ids, IdsFile, Request, check_request, open_run, resolve
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fastntk.data import Samples
-    from fastntk.run import Run
+    from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
 
 
@@ -61,14 +62,14 @@ def unlearn(
 
     fastntk unlearn runs/digits --ids-file deletions.txt --out results/without-those
     """
-    from fastntk.atomic import check_output
+    from fastntk.base.atomic import check_output
 
     output = Output(as_json=json)
     named = check_request(classes, ids, ids_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
+    from fastntk.storage.results import load_result, save_result
     from fastntk.unlearning import unlearn as forget
-    from fastntk.unlearning.saved import load_result, save_result
 
     given = {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     options = method_options(method, given, option or [])
@@ -106,13 +107,13 @@ def _announce(output: Output, folder: Path, run: Run, request: Request, *, metho
 
 def _estimate(run: Run, request: Request, *, forget: int, method: str, options: dict[str, Any]) -> str:
     """Time of this method from a short calibration; refuses rows that the memory cannot hold."""
-    from fastntk.errors import BudgetError
-    from fastntk.linalg import readable
-    from fastntk.planning import plan
-    from fastntk.recipe import Recipe
-    from fastntk.routes import softmax_first
-    from fastntk.unlearning.methods.costs import training_passes
-    from fastntk.unlearning.methods.fast_ntk import RIDGE_OPTIONS
+    from fastntk.base.errors import BudgetError
+    from fastntk.base.text import byte_size
+    from fastntk.planning.plan import plan
+    from fastntk.planning.routes import softmax_first
+    from fastntk.training.recipe import Recipe
+    from fastntk.unlearning.baselines.costs import training_passes
+    from fastntk.unlearning.fast_ntk.method import RIDGE_OPTIONS
 
     if method == "full":
         return "nothing to compute"
@@ -129,8 +130,8 @@ def _estimate(run: Run, request: Request, *, forget: int, method: str, options: 
         fitting = [route for route in routes if route.fits or route.why_not.startswith("needs the recipe")]
         if not fitting:
             raise BudgetError(
-                f"The rows of this run do not fit: {readable(made.sizes.stored)} of rows, "
-                f"{readable(made.memory_budget)} of memory to use. Tune fewer parameters, or use --method retrain."
+                f"The rows of this run do not fit: {byte_size(made.sizes.stored)} of rows, "
+                f"{byte_size(made.memory_budget)} of memory to use. Tune fewer parameters, or use --method retrain."
             )
         if not set(RIDGE_OPTIONS) & set(options) and options.get("form") != "ridge":
             fitting = softmax_first(fitting)
@@ -156,7 +157,7 @@ def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:
 
 def right(model: nn.Module, samples: Samples) -> float:
     """The fraction of samples the model gets right."""
-    from fastntk.training import predict
+    from fastntk.training.network import predict
 
     return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
 
@@ -194,9 +195,9 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
 
 def _is_result(folder: Path) -> bool:
     """Whether a folder is a result; a run is never replaced by one."""
-    from fastntk.errors import InputError
-    from fastntk.manifest import read_manifest
-    from fastntk.unlearning.saved import RESULT
+    from fastntk.base.errors import InputError
+    from fastntk.storage.manifest import read_manifest
+    from fastntk.storage.results import RESULT
 
     try:
         return bool(read_manifest(folder, kinds=(RESULT,)))

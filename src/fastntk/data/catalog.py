@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data.transforms import Picture
-from fastntk.errors import InputError, listing
 
 Labels = npt.NDArray[np.int64]
 

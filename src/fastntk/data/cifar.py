@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.download import download
+from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog, Labels
 from fastntk.data.safe_pickle import load_plain
-from fastntk.download import download
-from fastntk.errors import InputError, listing
 
 
 @dataclass(frozen=True)

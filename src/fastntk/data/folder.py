@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
-from fastntk.errors import InputError, listing
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SPLITS = ("train", "test", "holdout", "val")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
-from fastntk.errors import InputError, listing
 
 # Where several columns are class labels, the one that is called so; CIFAR-100 has fine and coarse ones.
 _LABEL_NAMES = ("label", "labels", "fine_label")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
 from fastntk.data.samples import as_ids, class_names, label_tensor, sample_ids
-from fastntk.errors import InputError, listing
 
 
 def open_npz(path: Path, split: str | None) -> Catalog:

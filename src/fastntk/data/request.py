@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data.samples import Samples, as_ids
-from fastntk.errors import InputError, listing
 
 
 @dataclass(frozen=True, eq=False)

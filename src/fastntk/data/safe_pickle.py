@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:

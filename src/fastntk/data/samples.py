@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError, listing
-from fastntk.progress import track
+from fastntk.base.errors import InputError, listing
+from fastntk.base.progress import track
 
 
 @dataclass(frozen=True, init=False, eq=False)

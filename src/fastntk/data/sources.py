@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from fastntk.base.errors import InputError, listing
+from fastntk.base.progress import track
 from fastntk.data.catalog import Catalog, select
 from fastntk.data.cifar import LAYOUTS, open_cifar
 from fastntk.data.digits import open_digits
@@ -24,9 +26,7 @@ from fastntk.data.hub import open_hub
 from fastntk.data.npz import open_npz
 from fastntk.data.samples import Samples
 from fastntk.data.transforms import check_spec, prepare
-from fastntk.errors import InputError, listing
 from fastntk.models.card import InputSpec
-from fastntk.progress import track
 
 SPLITS: dict[str, tuple[str, ...]] = {
     "digits": ("train", "test"),

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
 
 Picture = Image.Image | npt.NDArray[np.uint8]

@@ -21,7 +21,7 @@ COMPARISON = "comparison"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; 2 for a mistake of the caller."""
-    from fastntk.errors import InputError
+    from fastntk.base.errors import InputError
 
     options = parser().parse_args(arguments)
     try:
@@ -57,10 +57,10 @@ def parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     import torch
 
-    from fastntk.errors import InputError
+    from fastntk.base.errors import InputError
+    from fastntk.base.progress import show_progress
     from fastntk.experiments import single
     from fastntk.experiments.runner import plan, run_steps
-    from fastntk.progress import show_progress
 
     if options.threads is not None:
         if options.threads < 1:
@@ -102,7 +102,7 @@ def _settings(options: argparse.Namespace) -> tuple[Setting, ...]:
 
 
 def _tables(options: argparse.Namespace) -> int:
-    from fastntk.atomic import write_file
+    from fastntk.base.atomic import write_file
     from fastntk.experiments.headline import filled, headline
     from fastntk.experiments.lists import EXPERIMENTS
     from fastntk.experiments.pages import page
@@ -125,7 +125,7 @@ def _tables(options: argparse.Namespace) -> int:
 
 
 def _development(options: argparse.Namespace) -> int:
-    from fastntk.atomic import write_file
+    from fastntk.base.atomic import write_file
     from fastntk.experiments.development_page import development_page
 
     target = options.docs / "results-development.md"
@@ -135,7 +135,7 @@ def _development(options: argparse.Namespace) -> int:
 
 
 def _comparison(options: argparse.Namespace) -> int:
-    from fastntk.atomic import write_file
+    from fastntk.base.atomic import write_file
     from fastntk.experiments.comparison_page import FIGURE, comparison_figure, comparison_page
 
     settings = _settings(options)

@@ -20,19 +20,20 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fastntk.atomic import write_file
+from fastntk.base.atomic import write_file
+from fastntk.base.digest import json_digest, tensor_digest
+from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Samples, Split, load_source
 from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
-from fastntk.errors import InputError
 from fastntk.experiments.loading import chosen_classes, load_rest
-from fastntk.experiments.setting import REST, Request, Setting, digest_of, locate, slug
+from fastntk.experiments.setting import REST, Request, Setting, locate, slug
 from fastntk.models import build_model, card_of, input_spec
-from fastntk.models.card import tensor_digest
-from fastntk.run import Run
-from fastntk.training import predict, train
+from fastntk.training.fitting import train
+from fastntk.training.network import predict
+from fastntk.training.run import Run
 from fastntk.tuning import Subset, tune
-from fastntk.unlearning.methods.retrain import retrain_in_place as retrain
+from fastntk.unlearning.baselines.retrain import retrain_in_place as retrain
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ class Bench:
         """A digest of the bytes that were loaded: training data, anchor, pre-trained weights."""
         card = card_of(self.model)
         fingerprint = dict(card.fingerprint) if card else {}
-        return digest_of([self.samples.digest(), tensor_digest(self.anchor), fingerprint])
+        return json_digest([self.samples.digest(), tensor_digest(self.anchor), fingerprint])
 
     def split(self, request: Request) -> Split:
         """The request on this data."""
@@ -82,7 +83,7 @@ class Bench:
         split = self.split(request)
         keep = torch.ones(len(self.samples), dtype=torch.bool)
         keep[split.forget] = False
-        identity = digest_of([self.identity, self.samples.subset(split.forget).ids_digest()])
+        identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
         return self._kept(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:

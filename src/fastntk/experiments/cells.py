@@ -15,19 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fastntk.experiments.lists import (
-    CALTECH_50,
-    MOBILENET,
-    ONE_CLASS,
-    PAPER,
-    RESNET,
-    RESNET_200,
-    RESNET_500,
-    VIT,
-    VIT_50X20,
-)
+from fastntk.experiments.lists import CALTECH_50, MOBILENET, ONE_CLASS, PAPER, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20
 from fastntk.experiments.setting import REST, Method, Request, Setting
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 HERE_CIFAR = "real CIFAR-10: the first images of each class, 2 000 of the 10 000 test images held out"
 HERE_CNN = f"{HERE_CIFAR}; CIFAR-100 weights trained for this project"

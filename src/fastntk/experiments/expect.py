@@ -2,7 +2,7 @@
 
     forward     counted floating-point operations of one image / speed
     training    3 forward passes an image, epoch and seed, for every fine-tuning and every Retrain
-    unlearning  :func:`fastntk.routes.estimate` of the route that ``plan`` would take, with rows of C + 1 forward passes
+    unlearning  :func:`fastntk.planning.routes.estimate` of the route that ``plan`` would take, with rows of C + 1 forward passes
 
 Memory is that of the route plus images, weights, and the activations of one batch with gradients. Counting runs on shapes
 alone: no weights are made or loaded. Nothing is measured: a real machine corrects it.
@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastntk.calibration import Calibration, LiveBytes
 from fastntk.experiments import costs
 from fastntk.experiments.cells import Cell, cells_of
 from fastntk.experiments.paper import TABLES
 from fastntk.experiments.parameters import count_model
 from fastntk.models import logits
-from fastntk.planning import METHODS
-from fastntk.routes import Route, Sizes, estimate
+from fastntk.planning.calibration import Calibration, LiveBytes
+from fastntk.planning.plan import METHODS
+from fastntk.planning.routes import Route, Sizes, estimate
 from fastntk.tangent.rows import DEFAULT_CHUNK
 from fastntk.tuning import find_head
 

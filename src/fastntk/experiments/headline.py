@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.experiments.setting import Request, Setting
 from fastntk.experiments.summary import Row, row_of
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastntk.experiments.setting import Method, Request, Setting
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 FULL = Method("full", "full")
 RETRAIN = Method("retrain", "retrain")

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fastntk.base.errors import InputError, listing
+from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.data.catalog import Catalog
 from fastntk.data.transforms import prepare
-from fastntk.errors import InputError, listing
 from fastntk.experiments.setting import SHARED, Setting, locate
 from fastntk.models.card import InputSpec
-from fastntk.progress import track
 
 
 def chosen_classes(setting: Setting, names: Sequence[str]) -> tuple[str, ...] | int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastntk.auditing.answers import observe
 from fastntk.auditing.metrics import accuracy
 from fastntk.auditing.probes import linear_probe, random_model
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.experiments.bench import Bench
 from fastntk.experiments.cells import UNTRAINED
 from fastntk.experiments.setting import Request

@@ -14,8 +14,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fastntk.atomic import write_file
-from fastntk.errors import InputError
+from fastntk.base.atomic import write_file
+from fastntk.base.errors import InputError
 
 SCHEMA = 1
 SETTING_FILE = "setting.json"

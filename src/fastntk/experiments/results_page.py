@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastntk.atomic import write_file
+from fastntk.base.atomic import write_file
 from fastntk.experiments.agreement import agreement, probe_agreement
 from fastntk.experiments.cells import Cell, cells_of
 from fastntk.experiments.compare import Comparison, compare

@@ -19,19 +19,11 @@ from typing import Any, Literal
 
 import torch
 
+from fastntk.base.digest import json_digest
+from fastntk.base.errors import InputError
 from fastntk.data import Split
-from fastntk.errors import InputError
 from fastntk.experiments import costs
-from fastntk.experiments.bench import (
-    Bench,
-    Trained,
-    fit_file,
-    open_bench,
-    read_vector,
-    retrain_file,
-    vector_folder,
-    write_vector,
-)
+from fastntk.experiments.bench import Bench, Trained, fit_file, open_bench, read_vector, retrain_file, vector_folder, write_vector
 from fastntk.experiments.environment import environment
 from fastntk.experiments.evidence import evidence
 from fastntk.experiments.measure import Scene
@@ -45,8 +37,9 @@ from fastntk.experiments.records import (
     without,
     write_record,
 )
-from fastntk.experiments.setting import Method, Request, Setting, digest_of
-from fastntk.unlearning import METHODS, Linearisation, linearise_run, unlearn
+from fastntk.experiments.setting import Method, Request, Setting
+from fastntk.tangent.linearisation import Linearisation, linearise_run
+from fastntk.unlearning import METHODS, unlearn
 
 LINEARISED = ("fast-ntk", "tangent-replay")
 
@@ -136,12 +129,12 @@ def own_seed(method: Method, seed: int) -> dict[str, int]:
 def record_digest(setting: Setting, request: Request, method: Method, seed: int) -> str:
     """What decides one record."""
     asked = [request.kind, request.value, request.draw_seed]
-    return digest_of([setting.digest, asked, method.method, dict(method.options), seed])
+    return json_digest([setting.digest, asked, method.method, dict(method.options), seed])
 
 
 def probe_digest(setting: Setting, request: Request, label: str, seed: int) -> str:
     """What decides one record of a probe."""
-    return digest_of([setting.digest, [request.kind, request.value, request.draw_seed], "probe", label, seed])
+    return json_digest([setting.digest, [request.kind, request.value, request.draw_seed], "probe", label, seed])
 
 
 def run_steps(
@@ -242,7 +235,7 @@ class Desk:
     def _kept(self, method: Method, request: Request, seed: int) -> tuple[str, Path]:
         """Identity and place of an unlearned vector."""
         bench = self.bench
-        identity = digest_of([bench.identity, record_digest(bench.setting, request, method, seed)])
+        identity = json_digest([bench.identity, record_digest(bench.setting, request, method, seed)])
         return identity, bench.folder / f"{method.slug}-{request.name}-seed{seed}.safetensors"
 
     def apply(self, method: Method, request: Request, seed: int) -> tuple[torch.Tensor, dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.experiments.cells import PROBED, Cell, cells_of, methods_of
 from fastntk.experiments.lists import PAPER
 from fastntk.experiments.paper import TABLES

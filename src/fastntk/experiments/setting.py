@@ -8,8 +8,6 @@ and seed; a folder of records belongs to one such digest. Requests, methods and 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fastntk.base.digest import json_digest
+from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Samples
-from fastntk.errors import InputError
-from fastntk.recipe import Recipe
+from fastntk.training.recipe import Recipe
 
 SHARED = "{shared}"
 """Stands for the folder of data and weights in paths, so that a digest does not depend on where it lies."""
@@ -155,7 +154,7 @@ class Setting:
     @property
     def training_digest(self) -> str:
         """Of :attr:`training`."""
-        return digest_of(self.training)
+        return json_digest(self.training)
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -172,17 +171,12 @@ class Setting:
     @property
     def digest(self) -> str:
         """Of :attr:`configuration`."""
-        return digest_of(self.configuration)
+        return json_digest(self.configuration)
 
 
 def locate(path: str, shared: Path) -> str:
     """Put the folder of data and weights in the place of ``{shared}``."""
     return path.replace(SHARED, str(shared))
-
-
-def digest_of(value: Any) -> str:
-    """SHA-256 of a JSON-able value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def slug(text: str) -> str:

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from fastntk.auditing import margins, mean_loss
+from fastntk.base.digest import json_digest
 from fastntk.experiments import costs
 from fastntk.experiments.bench import Bench, open_bench
 from fastntk.experiments.environment import environment
 from fastntk.experiments.lists import REMOVALS
 from fastntk.experiments.records import SCHEMA, check_folder, has_record, without, write_record
 from fastntk.experiments.runner import LINEARISED, check_methods, describe_setting, own_seed
-from fastntk.experiments.setting import Setting, digest_of
-from fastntk.unlearning import Linearisation, linearise_run, unlearn
+from fastntk.experiments.setting import Setting
+from fastntk.tangent.linearisation import Linearisation, linearise_run
+from fastntk.unlearning import unlearn
 
 
 def run(
@@ -42,7 +44,7 @@ def run(
     check_methods(setting)
     folder = out / "single" / setting.name
     check_folder(folder, setting.digest)
-    digest = digest_of([setting.digest, removals, [[m.label, m.method, dict(m.options)] for m in setting.methods]])
+    digest = json_digest([setting.digest, removals, [[m.label, m.method, dict(m.options)] for m in setting.methods]])
     targets = [folder / f"removal-{number:03d}.json" for number in range(removals)]
     missing = [number for number, target in enumerate(targets) if not has_record(target, digest)]
     minutes = len(missing) * costs.training_seconds(setting) * 1.3 / 60

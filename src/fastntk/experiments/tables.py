@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fastntk.atomic import write_file
+from fastntk.base.atomic import write_file
 from fastntk.experiments import costs
 from fastntk.experiments.bench import fit_file, retrain_file, vector_folder
 from fastntk.experiments.cells import UNTRAINED, Cell

@@ -10,7 +10,6 @@ from fastntk.linalg.dual import Dual, DualFactor
 from fastntk.linalg.factor import Eigen, Factor, PrimalCholesky
 from fastntk.linalg.head_rows import HeadRows, Rows
 from fastntk.linalg.matrix_free import MatrixFree
-from fastntk.linalg.memory import available_memory, readable
 from fastntk.linalg.operators import DenseRows, FusedOperator, RowOperator, gram_product
 from fastntk.linalg.probes import compress, compress_targets, output_probes
 from fastntk.linalg.sketch import LowRank, gram_error, nystrom
@@ -34,7 +33,6 @@ __all__ = [
     "RowOperator",
     "Rows",
     "Solution",
-    "available_memory",
     "bytes_of_routes",
     "choose",
     "compress",
@@ -43,6 +41,5 @@ __all__ = [
     "gram_product",
     "nystrom",
     "output_probes",
-    "readable",
     "solve",
 ]

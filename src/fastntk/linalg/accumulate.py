@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.gram import GramStore
 from fastntk.linalg.operators import MATRIX_CHUNK, as_columns
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastntk.errors import BudgetError, InputError, listing
+from fastntk.base.errors import BudgetError, InputError, listing
+from fastntk.base.text import byte_size
 from fastntk.linalg.matrix_free import DEFAULT_RANK
-from fastntk.linalg.memory import readable
 
 TYPICAL_ITERATIONS = 300
 PATIENCE = 10.0
@@ -84,11 +84,11 @@ def choose(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, rank: 
         "dual": float(n_rows) ** 2 * d + float(n_rows) ** 3 / 3,
         "matrix-free": 4.0 * n_rows * d,
     }
-    size, budget = f"{n_rows} rows x {d} columns", readable(memory_budget)
+    size, budget = f"{n_rows} rows x {d} columns", byte_size(memory_budget)
     direct = [route for route in ("primal", "dual") if needed[route] <= memory_budget]
     if direct:
         solver = min(direct, key=lambda route: operations[route])
-        reason = f"{size}: {solver} needs {readable(needed[solver])} of {budget}"
+        reason = f"{size}: {solver} needs {byte_size(needed[solver])} of {budget}"
         if len(direct) == 2:
             reason += " and fewer operations than " + ("dual" if solver == "primal" else "primal")
         iterative = TYPICAL_ITERATIONS * operations["matrix-free"]
@@ -97,7 +97,7 @@ def choose(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, rank: 
             return Choice("matrix-free", f"{size}: {solver} fits {budget} but takes {times}", rank, needed, operations)
         return Choice(solver, reason, 0, needed, operations)
     if needed["matrix-free"] <= memory_budget:
-        sizes = f"neither primal ({readable(needed['primal'])}) nor dual ({readable(needed['dual'])})"
+        sizes = f"neither primal ({byte_size(needed['primal'])}) nor dual ({byte_size(needed['dual'])})"
         return Choice("matrix-free", f"{size}: {sizes} fits {budget}", rank, needed, operations)
     raise BudgetError(refusal(n_rows, d, memory_budget, itemsize=itemsize))
 
@@ -112,15 +112,15 @@ def largest_sketch(n_rows: int, d: int, memory_budget: int, *, rank: int) -> int
 def refusal(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, solver: str | None = None) -> str:
     """Say what does not fit (the named solver, or all), by how much, and what would help."""
     needed = bytes_of_routes(n_rows, d, itemsize=itemsize)
-    sizes = ", ".join(f"{route} {readable(needed[route])}" for route in ROUTES)
+    sizes = ", ".join(f"{route} {byte_size(needed[route])}" for route in ROUTES)
     fits = [route for route in ROUTES if needed[route] <= memory_budget]
     if solver is not None and fits:
         return (
             f"solver {solver!r} for {n_rows} rows x {d} columns does not fit the memory budget of "
-            f"{readable(memory_budget)} ({sizes}); {listing(fits)} would, and solver='auto' picks"
+            f"{byte_size(memory_budget)} ({sizes}); {listing(fits)} would, and solver='auto' picks"
         )
     return (
-        f"no solver for {n_rows} rows x {d} columns fits the memory budget of {readable(memory_budget)}: {sizes}. "
-        f"Allow at least {readable(min(needed.values()))}, tune fewer parameters (a smaller subset), "
+        f"no solver for {n_rows} rows x {d} columns fits the memory budget of {byte_size(memory_budget)}: {sizes}. "
+        f"Allow at least {byte_size(min(needed.values()))}, tune fewer parameters (a smaller subset), "
         "or use fewer samples or output probes"
     )

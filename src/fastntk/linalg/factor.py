@@ -18,7 +18,7 @@ import torch
 from scipy.linalg import LinAlgError, blas, eigh, lapack
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.condition import inverse_one_norm
 from fastntk.linalg.operators import as_columns
 from fastntk.linalg.solution import Solution, failure, relative_residual, status_of

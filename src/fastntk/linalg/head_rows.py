@@ -19,18 +19,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.gram import GramStore
 from fastntk.linalg.layout import Layout, head_layout
-from fastntk.linalg.operators import (
-    MATRIX_CHUNK,
-    VECTOR_CHUNK,
-    DenseRows,
-    add_outer_,
-    as_columns,
-    converter,
-    samples_per_chunk,
-)
+from fastntk.linalg.operators import MATRIX_CHUNK, VECTOR_CHUNK, DenseRows, add_outer_, as_columns, converter, samples_per_chunk
 from fastntk.linalg.symmetric import mirror_
 
 

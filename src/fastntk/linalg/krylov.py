@@ -14,9 +14,9 @@ import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 
+from fastntk.base.progress import track
 from fastntk.linalg.operators import RowOperator, gram_product
 from fastntk.linalg.solution import relative_residual
-from fastntk.progress import track
 
 ROUNDS = 4
 

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.krylov import conjugate_gradients, least_squares
 from fastntk.linalg.operators import RowOperator, as_columns, gram_product
 from fastntk.linalg.sketch import nystrom

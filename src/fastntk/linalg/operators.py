@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.gram import GramStore
 from fastntk.linalg.layout import dense_layout
 from fastntk.linalg.symmetric import add_gram_, mirror_

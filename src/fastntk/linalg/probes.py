@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.head_rows import HeadRows, Rows
 from fastntk.linalg.operators import DenseRows
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg.operators import FusedOperator, RowOperator, as_columns, gram_product
 
 

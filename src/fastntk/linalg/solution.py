@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 Status = Literal["ok", "inexact", "singular", "failed"]
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastntk.errors import BudgetError, InputError, listing
+from fastntk.base.errors import BudgetError, InputError, listing
+from fastntk.base.memory import available_memory
 from fastntk.linalg.choose import bytes_of_routes, choose, largest_sketch, refusal
 from fastntk.linalg.dual import Dual
 from fastntk.linalg.factor import Eigen, PrimalCholesky
 from fastntk.linalg.matrix_free import MatrixFree
-from fastntk.linalg.memory import available_memory
 from fastntk.linalg.operators import RowOperator, as_columns
 from fastntk.linalg.solution import Solution
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastntk.download import file_digest
-from fastntk.errors import InputError, listing
+from fastntk.base.digest import file_digest
+from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec, ModelCard, attach_card, fingerprint_of
 from fastntk.models.forward import logits
 from fastntk.models.hf_models import build_hf

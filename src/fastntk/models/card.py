@@ -7,14 +7,13 @@ fingerprint lets later code tell whether weights outside the tuned subset have c
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fastntk.errors import InputError
+from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import InputError
 
 CARD_ATTRIBUTE = "fastntk_card"
 
@@ -78,14 +77,6 @@ def input_spec(model: nn.Module) -> InputSpec:
             "fastntk.models.card.attach_card"
         )
     return card.input
-
-
-def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 over dtype, shape and bytes of a tensor; equal exactly where the tensors are bitwise equal."""
-    plain = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}".encode())
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def fingerprint_of(model: nn.Module) -> dict[str, str]:

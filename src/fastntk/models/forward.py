@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def logits(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 
 # What other packages call their classifier; a file's head may be named unlike the model's.
 HEAD_NAMES = ("fc", "linear", "classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")

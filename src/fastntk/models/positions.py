@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 
 def resample_positions(positions: Tensor, *, tokens: int, grid: int) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fastntk.download import file_digest
-from fastntk.errors import InputError, listing
+from fastntk.base.digest import file_digest
+from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
 from fastntk.models.loading import head_names, load_backbone, output_layers, zero_head
 from fastntk.models.parts import Built

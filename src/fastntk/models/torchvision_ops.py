@@ -17,7 +17,7 @@ from types import ModuleType
 
 import torch
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _OPERATORS = ("nms", "qnms")

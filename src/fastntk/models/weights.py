@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fastntk.download import download
-from fastntk.errors import InputError, listing
+from fastntk.base.download import download
+from fastntk.base.errors import InputError, listing
 
 SAFE_SUFFIXES = (".safetensors",)
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".th")
@@ -38,7 +38,7 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 class KnownWeights:
     """Weights the package knows by name: embedded (``file``) or public (``url``), and the inputs they expect.
 
-    ``sha256`` is None where the publisher gives none: the first download records it (see ``fastntk.download``).
+    ``sha256`` is None where the publisher gives none: the first download records it (see ``fastntk.base.download``).
     """
 
     file: str | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from fastntk.atomic import write_file
+from fastntk.base.atomic import write_file
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
 from fastntk.report.record import SCHEMA, check_record, record_digest

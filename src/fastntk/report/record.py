@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.report.shape import anything, count, each, fields, flag, fraction, maybe, number, one_of, text, values
 
 SCHEMA = "fastntk-audit/1"

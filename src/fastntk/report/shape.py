@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 Check = Callable[[Any, str], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs
 from fastntk.report.words import MODELS, clean, date, figure, join, model_name, percent, plain, samples, value, whole

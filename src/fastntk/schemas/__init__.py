@@ -12,7 +12,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 
 
 def names() -> list[str]:

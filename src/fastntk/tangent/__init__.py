@@ -1,7 +1,7 @@
 """The tangent engine: exact per-sample Jacobian rows, guards, products with J and Jᵀ, rows on disk."""
 
 from fastntk.tangent.guards import checked_engine
-from fastntk.tangent.linearise import accumulate, linearise, store_rows
+from fastntk.tangent.in_memory import accumulate, linearise, rows_in_memory
 from fastntk.tangent.operator import TangentOperator
 from fastntk.tangent.rows import RowEngine, iter_rows, jacobian
 
@@ -13,5 +13,5 @@ __all__ = [
     "iter_rows",
     "jacobian",
     "linearise",
-    "store_rows",
+    "rows_in_memory",
 ]

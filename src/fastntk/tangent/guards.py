@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 from fastntk.models import logits
 from fastntk.tangent.rows import RowEngine
 from fastntk.tuning import Subset

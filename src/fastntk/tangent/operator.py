@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fastntk.linalg import HeadRows
 from fastntk.models import logits
 from fastntk.tangent.guards import checked_engine
-from fastntk.tangent.linearise import accumulate
+from fastntk.tangent.in_memory import accumulate
 from fastntk.tangent.rows import RowEngine, iter_rows
-from fastntk.training import fast_layout
+from fastntk.training.network import fast_layout
 from fastntk.tuning import Subset
 
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 from fastntk.linalg import HeadRows
 from fastntk.models import logits
 from fastntk.tangent.sites import SiteMode
-from fastntk.training import fast_layout
+from fastntk.training.network import fast_layout
 from fastntk.tuning import Subset, find_head
 
 DEFAULT_CHUNK = 32
@@ -267,7 +267,7 @@ def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) ->
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
     """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype.
 
-    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.linearise`, which keeps the head's block
+    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.in_memory`, which keeps the head's block
     as features and can write to disk.
     """
     from fastntk.tangent.guards import checked_engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 CONVENTIONS = ("classifier", "fc", "head", "heads")
 

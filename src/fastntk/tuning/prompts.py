@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
-from fastntk.errors import InputError
+from fastntk.base.errors import InputError
 
 PROMPT_STD = 0.02
 PROMPT_NAME = "prefix_prompt"

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 from fastntk.tuning.head import find_head
 from fastntk.tuning.prompts import attach_prompts
 from fastntk.tuning.subset import Subset

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fastntk.errors import InputError, listing
+from fastntk.base.errors import InputError, listing
 
 
 class Subset:

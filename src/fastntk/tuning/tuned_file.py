@@ -20,8 +20,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fastntk.atomic import write_file
-from fastntk.errors import InputError, listing
+from fastntk.base.atomic import write_file
+from fastntk.base.errors import InputError, listing
 from fastntk.tuning.prompts import PROMPT_NAME, attach_prompts
 from fastntk.tuning.subset import Subset
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Split
-from fastntk.errors import InputError
-from fastntk.run import Run
-from fastntk.unlearning.linearisation import Linearisation, working_copy
-from fastntk.unlearning.methods import METHODS
+from fastntk.tangent.linearisation import Linearisation
+from fastntk.training.network import working_copy
+from fastntk.training.run import Run
+from fastntk.unlearning.registry import METHODS
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
 from fastntk.unlearning.task import Outcome, Task

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from fastntk.base.errors import InputError
+from fastntk.base.progress import track
 from fastntk.data import ForgetRequest
-from fastntk.errors import InputError
-from fastntk.progress import track
-from fastntk.run import Run
+from fastntk.training.run import Run
 from fastntk.unlearning.api import unlearn
-from fastntk.unlearning.methods import METHODS
+from fastntk.unlearning.registry import METHODS
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)

@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastntk.base.errors import InputError, listing
 from fastntk.data import ForgetRequest, Samples
-from fastntk.errors import InputError, listing
-from fastntk.run import Run
-from fastntk.training import fit, predict
-from fastntk.unlearning.linearisation import working_copy
+from fastntk.training.fitting import fit
+from fastntk.training.network import predict, working_copy
+from fastntk.training.run import Run
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples
 from fastntk.models import card_of, logits
-from fastntk.models.card import tensor_digest
-from fastntk.run import Run
+from fastntk.training.run import Run
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fastntk.data import Samples, Split
-from fastntk.run import Run
+from fastntk.training.run import Run
 from fastntk.tuning import Subset
 
 if TYPE_CHECKING:
-    from fastntk.unlearning.linearisation import Linearisation
+    from fastntk.tangent.linearisation import Linearisation
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastntk.base.errors import InputError
 from fastntk.data import Split
-from fastntk.errors import InputError
-from fastntk.recipe import Recipe
-from fastntk.run import Run
-from fastntk.unlearning.linearisation import Linearisation, Point, linearise_run
+from fastntk.tangent.linearisation import Linearisation, Point, linearise_run
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
 
 
 @dataclass

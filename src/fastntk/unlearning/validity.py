@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from fastntk.data import Split
-from fastntk.run import Run
 from fastntk.tangent import TangentOperator
-from fastntk.training import predict
+from fastntk.tangent.linearisation import Linearisation
+from fastntk.training.network import predict, working_copy
+from fastntk.training.run import Run
 from fastntk.tuning import Subset
-from fastntk.unlearning.linearisation import Linearisation, working_copy
 
 SEARCH = 0.6
 RETRAIN = 0.8

@@ -1,0 +1,44 @@
+"""How much memory this process may still take: the smaller of what the machine and its control group have
+left.
+
+Linux only has both figures; elsewhere the physical size stands in. Not for disk space.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Return the bytes available now."""
+    figures = [_machine(meminfo), _group(cgroup)]
+    known = [figure for figure in figures if figure is not None]
+    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _machine(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group(cgroup: Path) -> int | None:
+    """Limit less use of a version-2 control group; page cache counts as use but can be reclaimed."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))

@@ -1,0 +1,1 @@
+"""Runs and results on disk: verified folders that appear whole or not at all."""

@@ -1,0 +1,271 @@
+"""Runs on disk: a fine-tuned model, its anchor, and what is known of its making, in one verified folder.
+
+    tuned.safetensors   the tuned parameters by name          θ
+    anchor.safetensors  the same names before fine-tuning     w0
+    base.safetensors    every other entry of the state_dict   (frozen weights, buffers)
+    manifest.json       model card, recipe, history, digests of data and files
+
+The data is not in it, nor are ids or labels: a manifest must not keep what may have to be erased. The digest
+of the data is, so that a run is never paired with other data; ``source`` says where it can be loaded again.
+
+Layout and verification of a folder are :mod:`fastntk.storage.manifest`; here is what goes in and how a model comes out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.errors import InputError, listing
+from fastntk.data import Samples, load_source
+from fastntk.models import build_model
+from fastntk.models.card import InputSpec, ModelCard, attach_card, card_of
+from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
+from fastntk.tuning import Subset, attach_prompts
+from fastntk.tuning.prompts import PROMPT_NAME
+
+RUN = "run"
+PARTS = ("tuned", "anchor", "base")
+
+
+def save_run(
+    run: Run,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    kind: str = RUN,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a run to a new folder, atomically; return the folder.
+
+    Other kinds of the same shape (an unlearned model) give their ``kind`` and what else the manifest should say in
+    ``extra`` (JSON-able; never ids, labels or pictures of samples).
+    """
+    state = tensor_state(run.model)
+    tuned = {name: state[name] for name in run.subset.names}
+    parts = {
+        "tuned": tuned,
+        "anchor": run.subset.split(run.anchor),
+        "base": {name: value for name, value in state.items() if name not in tuned},
+    }
+    return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite)
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    samples: Samples | None = None,
+    model: nn.Module | None = None,
+    kinds: tuple[str, ...] = (RUN,),
+) -> Run:
+    """Read and verify a folder and rebuild its run; the model is in eval mode, all but the subset frozen.
+
+    ``samples``: the data of the run, compared with the digest in the manifest (:func:`source_samples` loads it again
+    where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
+    that ``build_model`` did not make; it is changed in place, and only after everything was checked.
+    """
+    bundle = read_bundle(Path(folder), kinds=kinds)
+    manifest = bundle.manifest
+    if samples is not None:
+        check_data(manifest, samples)
+    state = _stored_state(bundle)
+    rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
+    _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
+    subset = Subset(rebuilt, manifest["subset"])
+    _load_state(rebuilt, state)
+    for name, parameter in rebuilt.named_parameters():
+        parameter.requires_grad_(name in subset.parameters)
+    rebuilt.eval()
+    if manifest["model"]["card"] is not None:
+        attach_card(rebuilt, _card(manifest["model"]["card"]))
+    anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])
+    recipe = manifest["recipe"]
+    return Run(
+        rebuilt,
+        subset,
+        anchor.to(subset.get().device),
+        samples,
+        recipe=None if recipe is None else Recipe(**recipe),
+        history=tuple(manifest["history"]),
+        source=manifest["source"],
+    )
+
+
+def source_samples(manifest: Mapping[str, Any]) -> Samples:
+    """Load a run's data again from the source in its manifest, and verify that it is the same data.
+
+    Prepared for the run's own model, whose input spec the manifest has.
+    """
+    source, card = manifest["source"], manifest["model"]["card"]
+    if source is None or card is None:
+        raise InputError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
+    samples = load_source(
+        source["data"],
+        spec=_card(card).input,
+        images_per_class=source.get("images_per_class"),
+        only_classes=source.get("only_classes"),
+    )
+    check_data(manifest, samples)
+    return samples
+
+
+def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
+    """Refuse samples that are not those of the manifest, saying what differs as far as digests tell."""
+    expected = manifest["data"]
+    if samples.digest() == expected["digest"]:
+        return
+    if len(samples) != expected["count"]:
+        what = f"{len(samples)} samples, the run had {expected['count']}"
+    elif samples.ids_digest() != expected["ids_digest"]:
+        what = "other ids, or the same in another order"
+    elif list(samples.inputs.shape[1:]) != expected["shape"]:
+        what = f"inputs of shape {tuple(samples.inputs.shape[1:])}, the run had {tuple(expected['shape'])}"
+    elif samples.classes != (None if expected["classes"] is None else tuple(expected["classes"])):
+        what = "other class names"
+    else:
+        what = "the same ids but other pixels or labels (changed files, or another version of the image library)"
+    raise InputError(f"The data changed since this run was made: {what}. Give the data it was fine-tuned on, or fine-tune again.")
+
+
+def tensor_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state_dict; refused where it holds anything but dense tensors."""
+    state = model.state_dict()
+    strange = [name for name, value in state.items() if not isinstance(value, Tensor) or value.layout != torch.strided]
+    if strange:
+        raise InputError(
+            f"{type(model).__name__} keeps state that is no plain tensor: {listing(strange)}. Remove it before saving."
+        )
+    return dict(state)
+
+
+def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    samples, card = run.data, card_of(run.model)
+    return {
+        "model": {
+            "class": type(run.model).__name__,
+            "card": None if card is None else dataclasses.asdict(card),
+            "config": _config(run.model),
+        },
+        "subset": list(run.subset.names),
+        "tuned": run.subset.numel,
+        "ratio": run.subset.ratio,
+        "prompts": _prompts(run.model),
+        "recipe": None if run.recipe is None else run.recipe.to_dict(),
+        "bn_stats": "unknown" if run.recipe is None else run.recipe.bn_stats,
+        "history": list(run.history),
+        "data": {
+            "count": len(samples),
+            "shape": list(samples.inputs.shape[1:]),
+            "classes": None if samples.classes is None else list(samples.classes),
+            "num_classes": samples.num_classes,
+            "digest": samples.digest(),
+            "ids_digest": samples.ids_digest(),
+        },
+        "source": run.source,
+        "extra": dict(extra or {}),
+    }
+
+
+def _config(model: nn.Module) -> dict[str, Any] | None:
+    """The configuration of a Hugging Face model: the folder or hub page it came from may be gone when it is loaded."""
+    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    return dict(json.loads(to_json(use_diff=False))) if callable(to_json) else None
+
+
+def _prompts(model: nn.Module) -> dict[str, int] | None:
+    keys = [value for name, value in model.named_parameters() if name.endswith(f"{PROMPT_NAME}.key")]
+    return {"length": 2 * keys[0].shape[0], "blocks": len(keys)} if keys else None
+
+
+def _card(stored: Mapping[str, Any]) -> ModelCard:
+    """The card as it was built; JSON made lists of its tuples."""
+    spec: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()}
+    return ModelCard(**{**stored, "input": InputSpec(**spec), "notes": tuple(stored["notes"])})
+
+
+def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
+    """The architecture, by its configuration or card; its weights are loaded afterwards."""
+    if stored["config"] is not None:
+        model = _from_config(stored["config"])
+        if type(model).__name__ == stored["class"]:
+            return model
+    elif stored["card"] is not None:
+        card = _card(stored["card"])
+        return build_model(card.name, num_classes=card.num_classes, image_size=card.image_size)
+    raise InputError(
+        f"{folder} holds a {stored['class']} that build_model did not make, so only you can make it again: "
+        f"Run.load(folder, samples, model=...) with a {stored['class']} of the same architecture."
+    )
+
+
+def _from_config(config: Mapping[str, Any]) -> nn.Module:
+    from fastntk.models.torchvision_ops import import_optional
+
+    transformers = import_optional("transformers", extra="hf")
+    with torch.random.fork_rng(devices=[]):
+        kind = transformers.AutoConfig.for_model(**config)
+        model = transformers.AutoModelForImageClassification.from_config(kind)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _stored_state(bundle: Bundle) -> dict[str, Tensor]:
+    """All tensors by name, after checking that the parts fit each other."""
+    manifest, parts = bundle.manifest, bundle.parts
+    absent = [part for part in PARTS if part not in parts]
+    if absent:
+        raise InputError(f"{bundle.folder}: its manifest does not list {listing(map(file_name, absent))}.")
+    tuned, anchor, base = parts["tuned"], parts["anchor"], parts["base"]
+    names = set(manifest["subset"])
+    for part in ("tuned", "anchor"):
+        if set(parts[part]) != names:
+            raise InputError(
+                f"{bundle.folder}: the tensors in {part} are not the tuned names of the manifest; they differ in "
+                f"{listing(sorted(set(parts[part]) ^ names))}."
+            )
+    odd = [name for name in names if tuned[name].shape != anchor[name].shape]
+    if odd or names & set(base):
+        raise InputError(f"{bundle.folder}: tuned, anchor and base do not fit together: {listing(odd or names & set(base))}.")
+    return {**base, **tuned}
+
+
+def _fit_architecture(model: nn.Module, state: Mapping[str, Tensor], *, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Attach the prompts that were saved, and refuse a model whose state has other names or shapes."""
+    prompts = manifest["prompts"]
+    if prompts is not None and _prompts(model) is None:
+        # First without them: a model that does not fit should not come back with prompts in it.
+        without = {name: value for name, value in state.items() if f".{PROMPT_NAME}." not in f".{name}"}
+        _check_names(model, without, folder=folder)
+        attach_prompts(model, length=prompts["length"], blocks=prompts["blocks"])
+    _check_names(model, state, folder=folder)
+
+
+def _check_names(model: nn.Module, state: Mapping[str, Tensor], *, folder: Path) -> None:
+    expected = model.state_dict()
+    for what, names in (
+        ("the model lacks", set(state) - set(expected)),
+        ("the folder lacks", set(expected) - set(state)),
+        ("of another shape", {n for n in set(state) & set(expected) if state[n].shape != expected[n].shape}),
+    ):
+        if names:
+            raise InputError(
+                f"{folder} does not fit this {type(model).__name__}: {what}: {listing(sorted(names))}. Give "
+                "model=... of the architecture and number of classes that was saved, in the same library version."
+            )
+
+
+@torch.no_grad()
+def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy the values in place, so that tied weights stay tied; a float64 model stays float64."""
+    for name, target in model.state_dict(keep_vars=True).items():
+        if target.dtype != state[name].dtype:
+            target.data = target.data.to(state[name].dtype)
+        target.data.copy_(state[name])

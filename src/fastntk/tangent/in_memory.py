@@ -1,0 +1,71 @@
+"""All rows of a data set, stored: what solves and replays read again and again.
+
+One pass over the network; afterwards nothing here touches it. The body is (n, C, b) in the parameters' dtype, the
+head's block is (n, H) features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.progress import track
+from fastntk.linalg import GramAccumulator, HeadRows
+from fastntk.tangent.guards import checked_engine
+from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
+from fastntk.tuning import Subset
+
+
+def linearise(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> HeadRows:
+    """Guard, then compute and keep the rows of all inputs (n, …) at the model's present weights."""
+    return rows_in_memory(checked_engine(model, subset, inputs), inputs, chunk=chunk)
+
+
+def rows_in_memory(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) -> HeadRows:
+    """Compute and keep the rows of all inputs by an engine that was checked."""
+    n, width = len(inputs), len(engine.body_columns)
+    body = torch.empty(n, engine.classes, width, dtype=inputs.dtype)
+    features = None if engine.weight_columns is None else torch.empty(n, engine.weight_columns.shape[1]).to(inputs)
+    for part, rows in _tracked(engine, inputs, chunk):
+        body[part] = rows.body
+        if features is not None and rows.features is not None:
+            features[part] = rows.features
+    return engine.assemble(body, features)
+
+
+def accumulate(
+    engine: RowEngine,
+    inputs: Tensor,
+    targets: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    chunk: int | None = None,
+) -> GramAccumulator:
+    """A = JᵀJ and Jᵀt summed straight from the network; the rows of a few chunks exist at a time."""
+    sums = GramAccumulator(engine.subset.numel, dtype)
+    # Each addition passes over all of A once, so hand over enough rows to be worth it.
+    wanted = math.ceil(engine.subset.numel / (4 * engine.classes))
+    waiting: list[HeadRows] = []
+    start = 0
+    for part, rows in _tracked(engine, inputs, chunk):
+        waiting.append(rows)
+        if part.stop - start >= wanted or part.stop == len(inputs):
+            joined = _join(engine, waiting)
+            sums.add(joined, None if targets is None else targets[start : part.stop])
+            waiting, start = [], part.stop
+    return sums
+
+
+def _join(engine: RowEngine, parts: list[HeadRows]) -> HeadRows:
+    if len(parts) == 1:
+        return parts[0]
+    kept = [rows.features for rows in parts if rows.features is not None]
+    return engine.assemble(torch.cat([rows.body for rows in parts]), torch.cat(kept) if kept else None)
+
+
+def _tracked(engine: RowEngine, inputs: Tensor, chunk: int | None) -> Iterator[tuple[slice, HeadRows]]:
+    size = chunk or DEFAULT_CHUNK
+    return track(iter_rows(engine, inputs, chunk=size), "Jacobian rows", total=math.ceil(len(inputs) / size))

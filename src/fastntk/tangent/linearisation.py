@@ -1,0 +1,135 @@
+"""One linearisation of a run, enough for every request on it: rows, outputs and the anchor's features.
+
+    f(w) ≈ f_θ + J (w − θ)       J at θ (default), at the anchor, or half-way
+
+It holds information on all samples it was made from, the forgotten ones included: keep it only as long as requests
+are served from it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fastntk.base.errors import BudgetError, InputError
+from fastntk.base.memory import available_memory
+from fastntk.base.text import byte_size
+from fastntk.linalg import HeadRows
+from fastntk.tangent import RowEngine, TangentOperator, checked_engine
+from fastntk.tangent.in_memory import rows_in_memory
+from fastntk.tangent.on_disk import rows_on_disk
+from fastntk.training.network import check_samples, fast_copy
+from fastntk.training.run import Run
+
+Point = Literal["trained", "anchor", "midpoint"]
+RowsAt = Literal["auto", "memory", "disk", "stream"]
+MEMORY_SHARE = 0.5
+"""Of the memory available, what stored rows may take before another place is chosen or asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linearisation:
+    """Rows of all of a run's samples at one point, and the true outputs there, at θ and at the anchor.
+
+    ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
+    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``kept``: where
+    the rows are: in memory, on disk (mapped), or nowhere (``stream``: made anew in each pass; no replay then).
+    """
+
+    at: Point
+    point: Tensor
+    theta: Tensor
+    anchor: Tensor
+    rows: HeadRows | TangentOperator
+    kept: str
+    outputs: Tensor
+    anchor_outputs: Tensor
+    features: Tensor | None
+    anchor_features: Tensor | None
+    routes: dict[str, object]
+    seconds: float
+    digest: str
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What methods work out once for all requests."""
+
+    def check_run(self, run: Run) -> None:
+        """Refuse a run whose weights or data are not those this was made from."""
+        if not torch.equal(self.theta, run.subset.get()) or not torch.equal(self.anchor, run.anchor):
+            raise InputError("This linearisation was made from other weights than the run's: make a new one.")
+        if self.digest != run.data.digest():
+            raise InputError("This linearisation was made from other data than the run's: make a new one.")
+
+
+def linearise_run(
+    run: Run,
+    *,
+    at: Point = "trained",
+    chunk: int | None = None,
+    rows: RowsAt = "auto",
+    folder: str | Path | None = None,
+    memory_budget: int | None = None,
+) -> Linearisation:
+    """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it.
+
+    ``rows``: ``memory``; ``disk``, in ``folder``, resumable after a kill; ``stream``, never stored; ``auto``: disk if a folder
+    is given, else memory if the rows take at most half of ``memory_budget`` (default: what is available), else stream.
+    """
+    if at not in get_args(Point):
+        raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
+    start = time.perf_counter()
+    check_samples(run.model, run.data)
+    work = fast_copy(run)
+    subset, inputs = run.subset.on(work), run.data.inputs
+    theta = run.subset.get()
+    point = {"trained": theta, "anchor": run.anchor, "midpoint": (theta + run.anchor) / 2}[at]
+    engine = checked_engine(work, subset, inputs)
+    outputs, features = engine.outputs(inputs)
+    subset.set(run.anchor)
+    anchor_outputs, anchor_features = engine.outputs(inputs)
+    subset.set(point)
+    kept = _place(engine, len(inputs), rows, folder, memory_budget)
+    made: HeadRows | TangentOperator
+    if kept == "stream":
+        made = TangentOperator(work, subset, inputs, engine=engine)
+    elif kept == "disk" and folder is not None:
+        made = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
+    else:
+        made = rows_in_memory(engine, inputs, chunk=chunk)
+    return Linearisation(
+        at=at,
+        point=point,
+        theta=theta,
+        anchor=run.anchor.clone(),
+        rows=made,
+        kept=kept,
+        outputs=outputs,
+        anchor_outputs=anchor_outputs,
+        features=features,
+        anchor_features=anchor_features,
+        routes=engine.routes,
+        seconds=time.perf_counter() - start,
+        digest=run.data.digest(),
+    )
+
+
+def _place(engine: RowEngine, n: int, rows: RowsAt, folder: str | Path | None, memory_budget: int | None) -> str:
+    """Where the rows go, and a refusal where that cannot be."""
+    if rows not in get_args(RowsAt):
+        raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
+    if rows == "disk" and folder is None:
+        raise InputError("rows='disk' needs folder=..., where the rows are kept.")
+    if rows == "auto" and folder is not None:
+        return "disk"
+    size = 4 * n * (engine.classes * len(engine.body_columns) + (engine.features or 0))
+    budget = memory_budget if memory_budget is not None else int(MEMORY_SHARE * available_memory())
+    if rows == "memory" and size > budget:
+        raise BudgetError(
+            f"The rows take {byte_size(size)}, the budget is {byte_size(budget)}: give rows='disk' with a folder, "
+            "rows='stream' (fast-ntk only), or tune fewer parameters."
+        )
+    return rows if rows != "auto" else "memory" if size <= budget else "stream"

@@ -1,0 +1,286 @@
+"""Rows on disk: written once, chunk by chunk, mapped into memory ever after.
+
+    folder/body.bin       (n, C, b) numbers in the parameters' dtype, sample by sample
+    folder/features.bin   (n, H) head features, where the head is tuned
+    folder/state.json     what the rows are of (digests), and how many chunks are finished
+
+Space is reserved before the first row is made, so a full disk shows at once. Data is flushed before the state advances,
+and chunks have fixed boundaries: a killed job resumes at the last recorded chunk and ends with the same bytes as one
+that was never interrupted (on the same machine and number of threads). Nothing opens an unfinished folder as rows.
+
+The files hold information on the data: a sample's rows say much about the sample. They are readable by their owner only
+(mode 0600) and have to be erased together with what is forgotten. Not a cache that looks after itself: a folder made
+for other weights, data or chunks is refused, never overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.base.atomic import is_temporary, write_file
+from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import BudgetError, InputError, listing
+from fastntk.base.progress import track
+from fastntk.base.text import byte_size
+from fastntk.linalg import HeadRows
+from fastntk.models.card import fingerprint_of
+from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
+
+FORMAT = 1
+STATE, BODY, FEATURES = "state.json", "body.bin", "features.bin"
+SECONDS_BETWEEN_STATES = 5.0
+"""A kill loses at most this much work (or one chunk); flushing after every chunk would wait for the disk."""
+
+_DTYPES: dict[torch.dtype, type[np.floating[Any]]] = {
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+_NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class _File:
+    """One raw file: its path and the array in it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def per_sample(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.per_sample
+
+    def load(self) -> Tensor:
+        """The mapped array; copy-on-write, so that nobody can change the file through it."""
+        if self.size == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.from_numpy(np.memmap(self.path, dtype=_DTYPES[self.dtype], mode="c", shape=self.shape))
+
+
+def rows_on_disk(
+    engine: RowEngine,
+    inputs: Tensor,
+    folder: str | Path,
+    *,
+    chunk: int | None = None,
+    samples_digest: str | None = None,
+) -> HeadRows:
+    """Return the rows of all inputs (n, …) from ``folder``, computing what is not there yet.
+
+    The engine has been checked (:func:`fastntk.tangent.checked_engine`). ``samples_digest`` stands in for a digest of
+    the inputs, where one is known (``Samples.digest()``). Raises :class:`InputError` for a folder of other rows and
+    :class:`BudgetError` where the disk is too small.
+    """
+    folder = Path(folder)
+    if inputs.dtype not in _DTYPES or inputs.device.type != "cpu":
+        raise InputError(f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)} on the CPU.")
+    size = DEFAULT_CHUNK if chunk is None else chunk
+    if size < 1:
+        raise InputError(f"chunk must be ≥ 1, got {size}.")
+    files = _files(engine, inputs, folder)
+    key = _key(engine, inputs, files, chunk=size, samples_digest=samples_digest)
+    done, complete = _progress_of(folder, key)
+    if complete:
+        _check_sizes(files)
+    else:
+        _finish(engine, inputs, folder, files, key=key, done=done)
+    body, *features = (file.load() for file in files)
+    return engine.assemble(body, features[0] if features else None)
+
+
+def _files(engine: RowEngine, inputs: Tensor, folder: Path) -> list[_File]:
+    n = len(inputs)
+    files = [_File(folder / BODY, (n, engine.classes, len(engine.body_columns)), inputs.dtype)]
+    if engine.weight_columns is not None:
+        files.append(_File(folder / FEATURES, (n, engine.weight_columns.shape[1]), inputs.dtype))
+    return files
+
+
+def _key(engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, samples_digest: str | None) -> dict[str, Any]:
+    """What decides every byte of the rows; digests and shapes only."""
+    weights = json.dumps(fingerprint_of(engine.model), sort_keys=True)
+    return {
+        "format": FORMAT,
+        "weights": hashlib.sha256(weights.encode()).hexdigest(),
+        "inputs": samples_digest or tensor_digest(inputs),
+        "input shape": list(inputs.shape),
+        "tuned parameters": list(engine.subset.names),
+        "column order": tensor_digest(engine.body_columns),
+        "chunk": chunk,
+        "dtype": str(inputs.dtype),
+        "files": {file.path.name: list(file.shape) for file in files},
+    }
+
+
+def _progress_of(folder: Path, key: dict[str, Any]) -> tuple[int, bool]:
+    """(finished chunks, complete) of a folder; refuse one that holds anything else."""
+    path = folder / STATE
+    try:
+        state = json.loads(path.read_text("utf-8"))
+        found, done, complete = state["key"], int(state["chunks"]), bool(state["complete"])
+    except (FileNotFoundError, NotADirectoryError):
+        if folder.is_dir():
+            other = [entry.name for entry in folder.iterdir() if not is_temporary(entry)]
+            if other:
+                raise InputError(
+                    f"{folder} holds other files ({listing(sorted(other), most=3)}) and no {STATE}: "
+                    "give an empty or a new folder for the rows."
+                ) from None
+        return 0, False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): delete the folder and compute the rows again.") from error
+    if found != key:
+        names = [name for name in key if not isinstance(found, dict) or found.get(name) != key[name]]
+        raise InputError(
+            f"{folder} holds rows for something else: it differs in {listing(names)}. "
+            "Give another folder, or delete this one to compute the rows again."
+        )
+    return done, complete
+
+
+def _check_sizes(files: list[_File]) -> None:
+    for file in files:
+        size = file.path.stat().st_size if file.path.is_file() else None
+        if size != file.size:
+            raise InputError(
+                f"{file.path} should have {file.size} bytes and {'is missing' if size is None else f'has {size}'}: "
+                "the folder is damaged. Delete it and compute the rows again."
+            )
+
+
+def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, key: dict[str, Any], done: int) -> None:
+    """Write the chunks that are missing; what this call made is taken back if not even one could be kept."""
+    missing = [folder, *folder.parents]
+    missing = missing[: next(i for i, path in enumerate(missing) if path.exists())]
+    made: list[Path] = [] if done else [folder / STATE, *(file.path for file in files)]
+    kept = done
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_space(folder, files)
+        if done == 0:
+            _record(folder, key, 0)
+        with _opened(folder, files, fresh=done == 0) as handles:
+            for finished in _write_chunks(engine, inputs, files, handles, chunk=key["chunk"], done=done):
+                _record(folder, key, finished, complete=finished == math.ceil(len(inputs) / key["chunk"]))
+                kept = finished
+    except BaseException as error:
+        busy = isinstance(error, BlockingIOError)
+        if kept == 0 and not busy:
+            _take_back(made, missing)
+        if busy:
+            raise InputError(f"Another process is writing rows to {folder}: wait for it or give another folder.") from error
+        if not isinstance(error, OSError):
+            raise
+        raise _explained(error, folder, files, kept=kept) from error
+
+
+def _write_chunks(
+    engine: RowEngine, inputs: Tensor, files: list[_File], handles: list[BinaryIO], *, chunk: int, done: int
+) -> Iterator[int]:
+    """Append chunk after chunk; yield how many are safe on the disk, every few seconds and at the end."""
+    for file, handle in zip(files, handles):
+        handle.seek(done * chunk * file.per_sample)
+    chunks = math.ceil(len(inputs) / chunk)
+    rest = iter_rows(engine, inputs[done * chunk :], chunk=chunk)
+    last = time.monotonic()
+    for number, (_, rows) in enumerate(track(rest, "Jacobian rows to disk", total=chunks - done), start=done + 1):
+        for handle, part in zip(handles, (rows.body, rows.features)):
+            assert part is not None
+            handle.write(part.detach().contiguous().numpy().data)
+        if number == chunks or time.monotonic() - last >= SECONDS_BETWEEN_STATES:
+            for handle in handles:
+                handle.flush()
+                os.fsync(handle.fileno())
+            yield number
+            last = time.monotonic()
+
+
+def _record(folder: Path, key: dict[str, Any], chunks: int, *, complete: bool = False) -> None:
+    state = {"key": key, "chunks": chunks, "complete": complete}
+    write_file(folder / STATE, json.dumps(state, indent=1).encode(), overwrite=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, files: list[_File], *, fresh: bool) -> Iterator[list[BinaryIO]]:
+    """The files, at full size, open for writing by this process alone."""
+    if not fresh:
+        _check_sizes(files)
+    with contextlib.ExitStack() as stack:
+        handles: list[BinaryIO] = []
+        for file in files:
+            handle = os.fdopen(os.open(file.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+            handles.append(stack.enter_context(handle))
+            _lock(handle)
+            if fresh:
+                _reserve(handle, file.size)
+        yield handles
+
+
+def _lock(handle: BinaryIO) -> None:
+    """One writer at a time; the system frees the lock when the process ends, however it ends."""
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _reserve(handle: BinaryIO, size: int) -> None:
+    """Give a file its full size on the disk now, so that no later write can fail for want of space."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in _NO_RESERVE:
+                raise
+    os.ftruncate(handle.fileno(), size)
+
+
+def _check_space(folder: Path, files: list[_File]) -> None:
+    """Refuse before anything is written where the disk cannot hold the files."""
+    present = sum(file.path.stat().st_blocks * 512 for file in files if file.path.exists())
+    needed = sum(file.size for file in files) - present
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise BudgetError(f"The rows need {byte_size(needed)} on the disk of {folder}, {byte_size(free)} are free. {_advice()}")
+
+
+def _explained(error: OSError, folder: Path, files: list[_File], *, kept: int) -> InputError:
+    total = byte_size(sum(file.size for file in files))
+    left = f"; {kept} finished chunks are kept, the same call resumes there" if kept else "; nothing was left behind"
+    if error.errno in _FULL:
+        return BudgetError(f"The disk (or quota) of {folder} is full: the rows need {total}{left}. {_advice()}")
+    return InputError(f"Rows cannot be written to {folder}: {error.strerror or error}{left}. Give a writable folder.")
+
+
+def _advice() -> str:
+    return "Free some space, give a folder on another disk, tune fewer parameters or use fewer samples."
+
+
+def _take_back(made: list[Path], folders: list[Path]) -> None:
+    for path in made:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()

@@ -1,0 +1,126 @@
+"""The one descent that follows a recipe.
+
+``fit``, ``retrain`` and tangent replay all call :func:`descend`; they differ only in how a batch's gradient is made.
+So whatever separates their results is the data or the model, never the batch order or the optimiser.
+
+Batch order: for each epoch one permutation of *all* n samples drawn from (seed, epoch), cut into batches. Samples that
+are not kept drop out of their batches; boundaries stay, an empty batch is skipped, the schedule still counts all steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.base.errors import DivergedError
+from fastntk.base.progress import track
+from fastntk.training.recipe import Recipe
+
+
+def epoch_batches(count: int, recipe: Recipe, epoch: int, *, keep: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the index batches of one epoch, (≤ batch_size,) each; possibly empty ones where ``keep`` drops samples.
+
+    ``keep``: boolean (count,), True for samples that take part.
+    """
+    order = torch.from_numpy(np.random.default_rng([recipe.seed, epoch]).permutation(count))
+    for batch in order.split(recipe.batch_size):
+        yield batch if keep is None else batch[keep[batch]]
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """The rate of one step, counted from 0."""
+    done = step / max(steps, 1)
+    factor = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    return recipe.lr * factor[recipe.schedule]
+
+
+def batch_loss(outputs: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """Mean loss of a batch: ``outputs`` (b, C), ``labels`` (b,)."""
+    if recipe.loss == "cross-entropy":
+        return torch.nn.functional.cross_entropy(outputs, labels)
+    targets = torch.nn.functional.one_hot(labels, outputs.shape[1]).to(outputs) - 1.0 / outputs.shape[1]
+    return 0.5 * (outputs - targets).square().sum(1).mean()
+
+
+def _optimizer(parameters: Sequence[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=recipe.lr)
+    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where to enter a recipe: the first epoch still to do, and the optimiser's state there."""
+
+    epoch: int
+    state: dict[str, Any]
+
+
+def descend(
+    parameters: Sequence[Tensor],
+    gradient: Callable[[Tensor], tuple[float, int]],
+    recipe: Recipe,
+    *,
+    count: int,
+    keep: Tensor | None = None,
+    description: str = "training",
+    anchor: Sequence[Tensor] | None = None,
+    resume: Resume | None = None,
+    watch: Callable[[int, torch.optim.Optimizer], None] | None = None,
+) -> list[dict[str, float]]:
+    """Follow the recipe from the parameters' present values; return the history.
+
+    Weight decay pulls towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with
+    a given optimiser state. ``watch(epoch, optimizer)`` is called before each epoch.
+
+    ``gradient(batch)`` sets ``.grad`` of every parameter to that of the batch's mean loss, and returns the loss and the
+    number of right answers. Raises :class:`InputError` where the loss stops being finite.
+    """
+    pull = [parameter.detach().clone() for parameter in parameters] if anchor is None else list(anchor)
+    optimizer = _optimizer(parameters, recipe)
+    first = 0
+    if resume is not None:
+        first = resume.epoch
+        optimizer.load_state_dict(copy.deepcopy(resume.state))
+    per_epoch = math.ceil(count / recipe.batch_size)
+    steps, step = recipe.epochs * per_epoch, first * per_epoch
+    history: list[dict[str, float]] = []
+    for epoch in track(range(first, recipe.epochs), description):
+        if watch is not None:
+            watch(epoch, optimizer)
+        start, total, right, seen = time.perf_counter(), 0.0, 0, 0
+        for batch in epoch_batches(count, recipe, epoch, keep=keep):
+            rate = learning_rate(recipe, step, steps)
+            step += 1
+            if len(batch) == 0:
+                continue
+            loss, correct = gradient(batch)
+            if not math.isfinite(loss):
+                raise DivergedError(
+                    f"The loss became {loss} in epoch {epoch + 1} of {recipe.epochs}: training diverged. "
+                    f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
+                )
+            for parameter, start_value in zip(parameters, pull):
+                assert parameter.grad is not None
+                parameter.grad.add_(parameter.detach() - start_value, alpha=recipe.weight_decay)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            total, right, seen = total + loss * len(batch), right + correct, seen + len(batch)
+        history.append(
+            {
+                "epoch": epoch + 1,
+                "loss": total / max(seen, 1),
+                "accuracy": right / max(seen, 1),
+                "seconds": time.perf_counter() - start,
+            }
+        )
+    return history

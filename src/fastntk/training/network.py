@@ -1,0 +1,98 @@
+"""What surrounds a forward pass: modes, the memory layout that CPUs prefer, copies, and checks that samples fit a model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fastntk.base.errors import InputError, listing
+from fastntk.data import Samples
+from fastntk.models import logits
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
+
+
+@contextlib.contextmanager
+def training_mode(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Eval mode inside, with BatchNorm in train mode where the recipe updates statistics; modes restored after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    if recipe.bn_stats == "update":
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; every module's own mode restored after."""
+    with training_mode(model, Recipe()):
+        yield
+
+
+def fast_layout(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Images in channels-last memory where the model convolves: same values, faster on CPUs."""
+    if inputs.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return inputs.contiguous(memory_format=torch.channels_last)
+    return inputs
+
+
+@torch.no_grad()
+def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 256) -> Tensor:
+    """Eval-mode logits (n, C) of model-ready inputs."""
+    with eval_mode(model):
+        batches = fast_layout(model, inputs).split(batch_size)
+        return torch.cat([logits(model, batch) for batch in batches])
+
+
+def check_samples(model: nn.Module, samples: Samples) -> int:
+    """Return the number of classes C; refuse inputs the model cannot take and labels it cannot name."""
+    if len(samples) == 0:
+        raise InputError("There are no samples to train on.")
+    first = next(model.parameters())
+    if samples.inputs.device != first.device or (samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype):
+        raise InputError(
+            f"Inputs are {samples.inputs.dtype} on {samples.inputs.device}, the model is {first.dtype} on "
+            f"{first.device}. Convert one: samples are used as they are, with no cast."
+        )
+    try:
+        with torch.no_grad(), eval_mode(model):
+            outputs = logits(model, samples.inputs[:1])
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        raise InputError(
+            f"The model cannot take inputs of shape {tuple(samples.inputs.shape[1:])}: {str(error).splitlines()[0]} "
+            "Check the image size and channels (build_model(..., image_size=...) sets the size)."
+        ) from error
+    classes = outputs.shape[1]
+    outside = [i for i, label in zip(samples.ids, samples.labels.tolist()) if not 0 <= label < classes]
+    if outside:
+        raise InputError(
+            f"Labels must be 0…{classes - 1} (the model has {classes} outputs); "
+            f"outside are those of {listing(outside)}. Build the model with more classes or drop these samples."
+        )
+    return classes
+
+
+def working_copy(run: Run) -> nn.Module:
+    """A deep copy of the run's model in eval mode: the run's own is never written to."""
+    return copy.deepcopy(run.model).eval()
+
+
+def fast_copy(run: Run) -> nn.Module:
+    """A working copy for rows and forward passes: convolutions in the memory layout that CPUs prefer."""
+    work = working_copy(run)
+    if any(isinstance(module, nn.Conv2d) for module in work.modules()):
+        work = work.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return work

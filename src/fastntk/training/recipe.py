@@ -1,0 +1,64 @@
+"""How a network was fine-tuned, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fastntk.base.errors import InputError
+
+Optimizer = Literal["adam", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+Loss = Literal["cross-entropy", "squared"]
+BnStats = Literal["frozen", "update"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a fine-tuning besides the data.
+
+    The schedule runs per step to 0 (``constant`` does not move). Weight decay is the penalty wd/2·‖w − w0‖² in the loss:
+    it pulls towards the anchor, not towards zero. ``squared`` is ½‖f − (onehot − 1/C)‖², averaged over the batch.
+    ``bn_stats="update"`` lets BatchNorm gather statistics (and use the batch's) while training; it is recorded, and
+    unlearning then has to re-estimate them.
+    """
+
+    epochs: int = 20
+    lr: float = 2e-3
+    batch_size: int = 64
+    optimizer: Optimizer = "adam"
+    schedule: Schedule = "cosine"
+    weight_decay: float = 1e-3
+    loss: Loss = "cross-entropy"
+    seed: int = 0
+    momentum: float = 0.9
+    bn_stats: BnStats = "frozen"
+
+    def __post_init__(self) -> None:
+        for name, least, strict in (
+            ("epochs", 0, False),
+            ("lr", 0, True),
+            ("batch_size", 1, False),
+            ("seed", 0, False),
+        ):
+            value = getattr(self, name)
+            whole = name != "lr"
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
+            if not math.isfinite(value) or value < least or (strict and value == least):
+                raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0) or not 0 <= self.momentum < 1:
+            raise InputError(
+                f"Recipe.weight_decay must be ≥ 0 and momentum in [0, 1), got {self.weight_decay!r}, {self.momentum!r}."
+            )
+        choices = {"optimizer": Optimizer, "schedule": Schedule, "loss": Loss, "bn_stats": BnStats}
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise InputError(f"Recipe.{name} must be one of {known}; got {getattr(self, name)!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dictionary; ``Recipe(**d)`` is the way back."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,68 @@
+"""A fine-tuned model together with what unlearning needs to know of its making.
+
+``fit`` makes one; a model that was fine-tuned elsewhere becomes one by hand: ``Run(model, subset, anchor, samples)``.
+Saving and loading is :mod:`fastntk.storage.runs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.errors import InputError
+from fastntk.data import Samples
+from fastntk.training.recipe import Recipe
+from fastntk.tuning import Subset
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
+
+    ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was loaded without
+    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known.
+    """
+
+    model: nn.Module
+    subset: Subset
+    anchor: Tensor
+    samples: Samples | None
+    recipe: Recipe | None = None
+    history: tuple[dict[str, float], ...] = ()
+    source: dict[str, Any] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.subset.model is not self.model:
+            raise InputError("Run: the subset belongs to another model. Use subset.on(model) or tune(model, spec).")
+        if not isinstance(self.anchor, Tensor) or self.anchor.shape != (self.subset.numel,):
+            came = tuple(self.anchor.shape) if isinstance(self.anchor, Tensor) else type(self.anchor).__name__
+            raise InputError(
+                f"Run: the anchor must be a tensor of shape ({self.subset.numel},), the tuned parameters before "
+                f"fine-tuning (subset.get() at that time); got {came}."
+            )
+        if not torch.isfinite(self.anchor).all():
+            raise InputError("Run: the anchor has NaN or infinite entries.")
+
+    @property
+    def data(self) -> Samples:
+        """The samples, or an error that says how to supply them."""
+        if self.samples is None:
+            raise InputError("This run was loaded without its data: Run.load(folder, samples=...) supplies it.")
+        return self.samples
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run to a new folder, atomically: see :func:`fastntk.storage.runs.save_run`."""
+        from fastntk.storage.runs import save_run
+
+        return save_run(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
+        """Read and verify a folder: see :func:`fastntk.storage.runs.load_run`."""
+        from fastntk.storage.runs import load_run
+
+        return load_run(Path(folder), samples=samples, model=model)

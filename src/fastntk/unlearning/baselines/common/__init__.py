@@ -1,0 +1,1 @@
+"""What several baselines share: descent on a copy of the model, importance of parameters."""

@@ -1,0 +1,110 @@
+"""What the training baselines share: Adam on a copy of the run's model, batches of the retain and the forget set, their losses.
+
+    step:  w ← Adam(∇ objective + wd·(w − w0)),   rate by a schedule over all steps
+
+The penalty is the run's own (0 without a recipe): continuing a training means to continue its objective. The network stays in
+eval mode. Retain and forget batches come from generators of their own, so that leaving one kind out does not reorder the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastntk.base.errors import InputError
+from fastntk.models import logits
+from fastntk.training.loop import batch_loss, learning_rate
+from fastntk.training.network import check_samples, fast_layout, working_copy
+from fastntk.training.recipe import Recipe, Schedule
+from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, one_of
+from fastntk.unlearning.task import Outcome, Task
+
+SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
+RANGES: dict[str, Range] = {
+    "epochs": COUNT_OR_NONE,
+    "lr": POSITIVE,
+    "batch_size": COUNT,
+    "schedule": one_of(SCHEDULES),
+    "seed": COUNT_OR_NONE,
+}
+"""Of the options that every training baseline has."""
+
+
+def loss_recipe(task: Task) -> Recipe:
+    """The recipe whose loss is meant: the run's, or the default (cross-entropy) for a run without one."""
+    return task.run.recipe or Recipe()
+
+
+class Descent:
+    """Adam on the tuned subset of a working copy; ``mask`` (d,) bool names the parameters that may move.
+
+    Use: ``batches`` for shuffled positions, ``outputs`` and ``loss`` for their terms, ``step`` to descend an objective.
+    """
+
+    def __init__(self, task: Task, *, lr: float, schedule: Schedule, steps: int, seed: int, mask: Tensor | None = None) -> None:
+        data = task.run.data
+        check_samples(task.run.model, data)
+        self.model = working_copy(task.run)
+        self.subset = task.run.subset.on(self.model)
+        self.inputs, self.labels = fast_layout(self.model, data.inputs), data.labels.to(data.inputs.device)
+        self.recipe = loss_recipe(task)
+        self.weight_decay = 0.0 if task.run.recipe is None else self.recipe.weight_decay
+        self._anchor = list(self.subset.split(task.run.anchor).values())
+        self._mask = [] if mask is None else list(self.subset.split(mask).values())
+        self._parameters = list(self.subset.parameters.values())
+        self._optimizer = torch.optim.Adam(self._parameters, lr=lr)
+        self._rates = Recipe(lr=lr, schedule=schedule)
+        self._steps, self.taken = steps, 0
+        self.retain_draws = torch.Generator().manual_seed(2 * seed)
+        self.forget_draws = torch.Generator().manual_seed(2 * seed + 1)
+
+    def outputs(self, batch: Tensor) -> Tensor:
+        """Logits (b, C) of the samples at these positions, with their graph."""
+        return logits(self.model, self.inputs[batch])
+
+    def loss(self, batch: Tensor, *, labels: Tensor | None = None, outputs: Tensor | None = None) -> Tensor:
+        """Mean loss of the run's kind on these positions, under their own labels or others, from outputs already made or new."""
+        outputs = self.outputs(batch) if outputs is None else outputs
+        return batch_loss(outputs, self.labels[batch] if labels is None else labels, self.recipe)
+
+    def step(self, objective: Tensor, *, penalty: bool = True) -> None:
+        """One Adam step down the objective, and, unless told otherwise, the run's penalty."""
+        if not math.isfinite(objective.item()):
+            raise InputError(
+                f"The objective became {objective.item()} after {self.taken} of {self._steps} steps: it diverged. "
+                f"Lower the learning rate (lr={self._rates.lr}), the epochs, or the weight of the forget term."
+            )
+        grads = torch.autograd.grad(objective, self._parameters)
+        for parameter, grad, anchor in zip(self._parameters, grads, self._anchor):
+            parameter.grad = grad.add(parameter.detach() - anchor, alpha=self.weight_decay) if penalty else grad
+        for parameter, mask in zip(self._parameters, self._mask):
+            assert parameter.grad is not None
+            parameter.grad = torch.where(mask, parameter.grad, torch.zeros_like(parameter.grad))
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self._rates, self.taken, self._steps)
+        self._optimizer.step()
+        self.taken += 1
+
+    def outcome(self, details: dict[str, Any]) -> Outcome:
+        """Where the descent ended, with what it was."""
+        return Outcome(self.subset.get(), details | {"weight_decay": self.weight_decay, "steps": self.taken})
+
+
+def batches(positions: Tensor, size: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """One epoch over these positions, shuffled, in batches of at most ``size``."""
+    yield from positions[torch.randperm(len(positions), generator=draws)].split(size)
+
+
+def endless(positions: Tensor, size: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """Batches of epoch after epoch."""
+    while True:
+        yield from batches(positions, size, draws)
+
+
+def unmoved(task: Task, details: dict[str, Any]) -> Outcome:
+    """The answer to an empty request: nothing to forget changes nothing, whatever the method would do besides."""
+    return Outcome(task.run.subset.get(), details | {"note": "nothing to forget: the weights are the run's"})

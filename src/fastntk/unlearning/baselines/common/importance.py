@@ -1,0 +1,69 @@
+"""How much each tuned parameter matters for some samples: mean squares of exact per-sample gradients.
+
+    of the loss      I_j = 1/n Σ_i (∂ℓ(x_i, y_i)/∂w_j)²                        with the given labels
+    Fisher           F_j = 1/n Σ_i Σ_y p(y|x_i) (∂ log p(y|x_i)/∂w_j)²         labels from the model itself
+
+Both are Σ_k (J_iᵀ s_ik)² for vectors s_ik on the logits: s = softmax − onehot; and, for each y, √p_y·(softmax − onehot_y). So
+one backward pass per sample and vector gives them (:meth:`fastntk.tangent.RowEngine.probed_rows`); the square of a batch's mean
+gradient would be something else. For the squared loss the likelihood is Gaussian: s = f − t, and the unit vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastntk.base.progress import track
+from fastntk.tangent import checked_engine
+from fastntk.training.network import check_samples, fast_copy, fast_layout
+from fastntk.training.recipe import Loss
+from fastntk.unlearning.baselines.common.descent import loss_recipe
+from fastntk.unlearning.task import Task
+
+CHUNK, CHUNK_NUMBERS = 32, 2**25
+"""Samples at a time, and the most numbers of gradients held at a time (128 MB in float32)."""
+
+
+def loss_importance(task: Task, positions: Tensor, *, description: str) -> Tensor:
+    """Mean squared per-sample gradient of the run's loss on these samples, (d,) in float64."""
+    return _mean_squares(task, positions, loss_vectors, description)
+
+
+def fisher_diagonal(task: Task, positions: Tensor, *, description: str) -> Tensor:
+    """Diagonal of the Fisher matrix of the model's own predictions on these samples, (d,) in float64."""
+    return _mean_squares(task, positions, fisher_vectors, description)
+
+
+def loss_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """∂ℓ/∂f of each sample, (n, C, 1)."""
+    wanted = F.one_hot(labels, outputs.shape[1]).to(outputs)
+    if loss == "squared":
+        return (outputs - wanted + 1.0 / outputs.shape[1])[:, :, None]
+    return (outputs.softmax(1) - wanted)[:, :, None]
+
+
+def fisher_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """√p_y · ∂(−log p_y)/∂f for each label y, (n, C, C); ``labels`` play no part."""
+    unit = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    if loss == "squared":
+        return unit.expand(len(outputs), -1, -1)
+    probabilities = outputs.softmax(1)
+    return (probabilities[:, :, None] - unit) * probabilities.sqrt()[:, None, :]
+
+
+def _mean_squares(task: Task, positions: Tensor, vectors: Callable[[Tensor, Tensor, Loss], Tensor], description: str) -> Tensor:
+    data, loss = task.run.data, loss_recipe(task).loss
+    check_samples(task.run.model, data)
+    work = fast_copy(task.run)
+    inputs, labels = fast_layout(work, data.inputs[positions]), data.labels[positions].to(data.inputs.device)
+    engine = checked_engine(work, task.run.subset.on(work), inputs)
+    probes = vectors(engine.outputs(inputs)[0], labels, loss)
+    size = max(1, min(CHUNK, CHUNK_NUMBERS // (probes.shape[2] * task.run.subset.numel)))
+    total = torch.zeros(task.run.subset.numel, dtype=torch.float64, device=inputs.device)
+    for start in track(range(0, len(inputs), size), description):
+        part = slice(start, start + size)
+        total += engine.probed_rows(inputs[part], probes[part]).double().square().sum((0, 1))
+    return total / len(inputs)

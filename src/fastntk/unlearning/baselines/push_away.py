@@ -1,0 +1,93 @@
+"""The paper's two plain baselines, on the forgotten samples alone, by SGD with momentum.
+
+``max-loss`` ascends their loss; ``random-label`` descends their loss under labels drawn uniformly from the other classes. Neither
+has an end of its own: ascent goes on until the weights overflow. Unless told how many epochs, both stop after the first at whose
+end no forgotten sample is named right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fastntk.base.errors import InputError
+from fastntk.data import Samples
+from fastntk.models import logits
+from fastntk.training.network import eval_mode, fast_layout, predict, working_copy
+from fastntk.tuning import Subset
+from fastntk.unlearning.task import Outcome, Task
+
+MOST_EPOCHS = 20
+"""Where no number is given and some forgotten sample is still named right."""
+
+
+def max_loss(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
+    """Ascend the loss of the forgotten samples."""
+    return _pushed(task, random_labels=False, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
+
+
+def random_label(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
+    """Descend the loss of the forgotten samples under random other labels."""
+    return _pushed(task, random_labels=True, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
+
+
+def _pushed(task: Task, *, random_labels: bool, **options: Any) -> Outcome:
+    work = working_copy(task.run)
+    subset = task.run.subset.on(work)
+    taken = 0
+    if len(task.split.forget):
+        taken = push_away(work, subset, task.run.data.subset(task.split.forget), random_labels=random_labels, **options)
+    return Outcome(subset.get(), options | {"epochs": taken})
+
+
+def push_away(
+    model: nn.Module,
+    subset: Subset,
+    samples: Samples,
+    *,
+    epochs: int | None,
+    lr: float,
+    batch_size: int,
+    seed: int,
+    random_labels: bool,
+) -> int:
+    """Epochs of SGD on the forgotten samples, in place: up their loss, or down it under random other labels.
+
+    Without ``epochs``, until none is named right. Returns the epochs taken.
+    """
+    if (epochs is not None and epochs < 0) or lr <= 0 or not math.isfinite(lr) or batch_size < 1:
+        raise InputError(f"epochs must be ≥ 0, lr > 0, batch_size ≥ 1; got {epochs}, {lr}, {batch_size}.")
+    generator = torch.Generator().manual_seed(seed)
+    parameters = list(subset.parameters.values())
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    inputs, labels = fast_layout(model, samples.inputs), samples.labels
+    classes = samples.num_classes
+    taken = 0
+    with eval_mode(model):
+        while taken < (MOST_EPOCHS if epochs is None else epochs):
+            for batch in torch.randperm(len(labels), generator=generator).split(batch_size):
+                wanted = labels[batch]
+                if random_labels:
+                    wanted = (wanted + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
+                loss = F.cross_entropy(logits(model, inputs[batch]), wanted)
+                if not math.isfinite(loss.item()):
+                    raise InputError(
+                        f"The forgotten samples' loss became {loss.item()} after {taken} epochs: it diverged. Lower the learning "
+                        f"rate (lr={lr}) or the epochs."
+                    )
+                grads = torch.autograd.grad(loss if random_labels else -loss, parameters)
+                for parameter, grad in zip(parameters, grads):
+                    parameter.grad = grad
+                optimizer.step()
+            taken += 1
+            if epochs is None and not bool((predict(model, inputs).argmax(1) == labels).any()):
+                break
+    for parameter in parameters:
+        parameter.grad = None
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise InputError(f"The weights overflowed after {taken} epochs. Lower the learning rate (lr={lr}) or the epochs.")
+    return taken

@@ -1,0 +1,46 @@
+"""``retrain``: the reference everything is compared with, and ``full``: nothing done, the other end of every comparison.
+
+The run's recipe from its anchor, without the forgotten samples, in the run's own batch order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from fastntk.data import Samples
+from fastntk.training.fitting import train
+from fastntk.training.network import working_copy
+from fastntk.training.recipe import Recipe
+from fastntk.tuning import Subset
+from fastntk.unlearning.task import Outcome, Task
+
+
+def retrain(task: Task, *, seed: int | None = None) -> Outcome:
+    """The reference: from the anchor, with the run's recipe, without the forgotten samples."""
+    work = working_copy(task.run)
+    subset = task.run.subset.on(work)
+    history = retrain_in_place(work, subset, task.run.anchor, task.run.data, task.keep, task.recipe, seed=seed)
+    return Outcome(subset.get(), {"seed": task.recipe.seed if seed is None else seed, "final": history[-1:]})
+
+
+def full(task: Task) -> Outcome:
+    """Nothing is done."""
+    return Outcome(task.run.subset.get(), {})
+
+
+def retrain_in_place(
+    model: nn.Module,
+    subset: Subset,
+    anchor: Tensor,
+    samples: Samples,
+    keep: Tensor,
+    recipe: Recipe,
+    *,
+    seed: int | None,
+) -> list[dict[str, float]]:
+    """Train ``model`` in place from the anchor on the kept samples; return the history."""
+    subset.set(anchor)
+    recipe = recipe if seed is None else dataclasses.replace(recipe, seed=seed)
+    return train(model, subset, samples, recipe, keep=keep, description="retraining")
