@@ -55,14 +55,14 @@ class Run:
         return self.samples
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run to a new folder, atomically: see :func:`fastntk.bundle.save_run`."""
+        """Write the run to a new folder, atomically: see ``fastntk.save_run``."""
         from fastntk.bundle import save_run
 
         return save_run(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
-        """Read and verify a folder: see :func:`fastntk.bundle.load_run`."""
+        """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.bundle import load_run
 
         return load_run(Path(folder), samples=samples, model=model)
