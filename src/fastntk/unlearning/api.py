@@ -39,7 +39,7 @@ def unlearn(
 
     ``classes``: labels (int) or class names (str); ``ids``: sample ids; both together mean either. ``run`` may be an earlier
     result: its request is then extended, from the same linearisation. ``linearisation``: one from
-    :func:`linearise_run`, to serve several requests. ``options`` are those of the method: an unknown one is refused with
+    ``linearise_run``, to serve several requests. ``options`` are those of the method: an unknown one is refused with
     the list of known ones.
     """
     previous = run if isinstance(run, Unlearned) else None

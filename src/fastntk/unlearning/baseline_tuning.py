@@ -69,7 +69,7 @@ def tune_baseline(
 ) -> TunedBaseline:
     """Choose a baseline's options for a request by ``budget`` trials, without the hold-out set and without Retrain.
 
-    ``rehearsal``: one from :func:`rehearse` for this run and request, so that several methods share its one training
+    ``rehearsal``: one from ``rehearse`` for this run and request, so that several methods share its one training
     (``validation`` is then its own). ``grid``: axes to try in place of ``SEARCH_SPACES[method]``; the defaults then get no trial.
     ``seed`` decides the validation draw and which candidates are tried. A trial that fails is kept with its reason, no score.
     """
