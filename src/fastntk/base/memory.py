@@ -1,5 +1,5 @@
 """How much memory this process may still take: the smaller of what the machine and its control group have
-left.
+left; and the one budget that plans, solvers and rows share.
 
 Linux only has both figures; elsewhere the physical size stands in. Not for disk space.
 """
@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fastntk.base.errors import InputError
+
+SHARE = 0.7
+"""Of the memory available, what may be used where no budget is given; the rest is for the network and other processes."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -42,3 +46,12 @@ def _group(cgroup: Path) -> int | None:
     if limit == "max":
         return None
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+
+
+def memory_budget(given: int | None = None) -> int:
+    """The bytes that may be used: those given, or :data:`SHARE` of what is available; refuse what is no amount."""
+    if given is None:
+        return int(SHARE * available_memory())
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
+    return int(given)
