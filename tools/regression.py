@@ -41,7 +41,9 @@ LISTED = 300
 """Vectors up to this length are stored whole (12 digits), longer ones by their norm and some entries."""
 COMMITTED = ("history", "accuracy", "loss", "distances", "relearn", "same_after_loading", "recipe")
 VECTORS = ("tuned", "first", "second", "run", "anchor", "result", "more", "whole")
-"""Figures and vectors that the committed file holds (of ``fit`` all vectors); details of methods are compared between commits, where their names can be followed."""
+WHOLE = ("/fit", "/bn update/")
+"""Figures and vectors that the committed file holds, and the cases of which it holds all vectors. Details of methods are compared
+between commits, where their names can be followed."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -308,7 +310,9 @@ def write_expected(source: Path, out: Path) -> int:
     for name, case in record["cases"].items():
         if "error" in case:
             raise SystemExit(f"{name} fails: {case['error']}")
-        case["vectors"] = {title: vector for title, vector in case["vectors"].items() if title in VECTORS or "/fit" in name}
+        case["vectors"] = {
+            title: vector for title, vector in case["vectors"].items() if title in VECTORS or any(part in name for part in WHOLE)
+        }
         for vector in case["vectors"].values():
             del vector["whole"]
         del case["seconds"]
