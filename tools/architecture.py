@@ -7,11 +7,11 @@ its own with DIR on the path. Python's profile hook sees every call; this is how
 
 - a *room* is a top-level package of fastntk, or a top-level module, which is a room of its own;
 - *modules passed*: those of fastntk in which at least one function is called during the command. Code that runs because a module
-  is being imported does not count, nor does ``fastntk.cli.app``, which only dispatches: counting begins at the command's function;
+  is being imported does not count, nor does ``fastntk.cli.app``, which only dispatches: counting begins with the command itself;
 - *edges between packages*: pairs of different rooms, the second of which is called with the first as the nearest caller that is
   fastntk's own (torch, typer and the standard library may lie between: a hook of a module, a ``map``);
-- *resolutions*, *guards*, *digest_calls*: calls of ``ForgetRequest.resolve``, ``checked_engine`` and ``Samples.digest``, by the names
-  of their code, wherever they are defined; *digests*: how often samples' data were really hashed (a digest that is remembered is
+- *resolutions*, *guards*, *digest_calls*: calls of ``ForgetRequest.resolve``, ``checked_engine`` and ``Samples.digest``, by the
+  names of their code, wherever they are defined; *digests*: how often samples' data were really hashed (a digest that is remembered is
   called, but not computed), and *distinct_digests*, of how many different sets of samples: a result's manifest holds a digest of
   the retained samples beside that of all.
 

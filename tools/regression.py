@@ -45,6 +45,11 @@ WHOLE = ("/fit", "/bn update/")
 """Figures and vectors that the committed file holds, and the cases of which it holds all vectors. Details of methods are compared
 between commits, where their names can be followed."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
+FOLLOWS = ("tuned", "anchor", "iterations", "newton_steps")
+"""Figures that any rounding may change: digests of weights, and steps of a solver. Where they differ a case is not identical, but
+whether it differs is for the vectors to say."""
+TRACE = 1e-17
+"""The gap of values whose bytes differ while nothing stored or judged of them does."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ def _vector_gap(one: dict[str, Any], two: dict[str, Any]) -> float:
         return float("inf")
     gap = max(gaps, default=0.0)
     # Other bytes are never called identical, though what is stored of them may agree to its last digit.
-    return max(gap / scale if scale else float("inf"), 1e-17) if gap else 1e-17
+    return max(gap / scale if scale else float("inf"), TRACE) if gap else TRACE
 
 
 def _figure_gaps(before: Any, after: Any) -> tuple[dict[str, float], dict[str, list[Any]], list[str]]:
@@ -221,7 +226,9 @@ def _figure_gaps(before: Any, after: Any) -> tuple[dict[str, float], dict[str, l
     texts: dict[str, list[Any]] = {}
     for part, value in one.items():
         other = two.get(part)
-        if part in two and _number(value) and _number(other):
+        if part in two and part.rsplit("/", 1)[-1] in FOLLOWS and type(value) is type(other):
+            gaps[part] = 0.0 if value == other else TRACE
+        elif part in two and _number(value) and _number(other):
             gaps[part] = 0.0 if value == other else abs(value - other) / max(abs(value), abs(other), FLOOR)
         elif isinstance(value, str) and not DIGEST.fullmatch(value):
             if value != other:

@@ -71,6 +71,8 @@ def record(values: list[float], **figures: Any) -> dict[str, Any]:
         (record([1.0], loss=0.5), record([1.0], loss=0.6), "different"),
         (record([1.0], loss=0.5), record([1.0]), "different"),
         (record([1.0], digest="a" * 64), record([1.0], digest="b" * 64), "different"),
+        (record([1.0], tuned="a" * 64), record([1.0], tuned="b" * 64), "rounding"),
+        (record([1.0], solve={"iterations": 7}), record([1.0], solve={"iterations": 9}), "rounding"),
         (record([1.0], met=True), record([1.0], met=False), "different"),
         (record([1.0]), None, "missing"),
         (None, record([1.0]), "new"),
