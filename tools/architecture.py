@@ -11,9 +11,9 @@ its own with DIR on the path. Python's profile hook sees every call; this is how
 - *edges between packages*: pairs of different rooms, the second of which is called with the first as the nearest caller that is
   fastntk's own (torch, typer and the standard library may lie between: a hook of a module, a ``map``);
 - *resolutions*, *guards*, *digest_calls*: calls of ``ForgetRequest.resolve``, ``checked_engine`` and ``Samples.digest``, by the
-  names of their code, wherever they are defined; *digests*: how often samples' data were really hashed (a digest that is remembered is
-  called, but not computed), and *distinct_digests*, of how many different sets of samples: a result's manifest holds a digest of
-  the retained samples beside that of all.
+  names of their code, wherever they are defined; *digests*: how often samples' data were really hashed (a digest that is
+  remembered is called, but not computed), and *distinct_digests*, of how many different sets of samples: a result's manifest
+  holds a digest of the retained samples beside that of all.
 
 For the commit before the house was rebuilt this gives, for ``unlearn --method tangent-replay``, 52 modules, 58 edges,
 4 resolutions, 3 guards and 6 digests: the figures of the issue. Not a benchmark: the profile hook makes everything slow.
