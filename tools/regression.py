@@ -225,7 +225,7 @@ def _figure_gaps(before: Any, after: Any) -> tuple[dict[str, float], dict[str, l
     gaps: dict[str, float] = {}
     texts: dict[str, list[Any]] = {}
     for part, value in one.items():
-        other = two.get(part)
+        other: Any = two.get(part)
         if part in two and part.rsplit("/", 1)[-1] in FOLLOWS and type(value) is type(other):
             gaps[part] = 0.0 if value == other else TRACE
         elif part in two and _number(value) and _number(other):

@@ -105,7 +105,8 @@ class TinyNet(nn.Module):
         """Logits (n, C) of images (n, 3, h, w)."""
         hidden = torch.relu(self.bn1(self.conv1(inputs)))
         hidden = torch.relu(self.bn2(self.conv2(hidden)))
-        return self.head(hidden.mean((2, 3)))
+        logits: Tensor = self.head(hidden.mean((2, 3)))
+        return logits
 
 
 def tiny_model(dtype: torch.dtype) -> nn.Module:
@@ -200,6 +201,11 @@ def fitted(run: fastntk.Run) -> Outcome:
     return Outcome({"tuned": run.subset.get(), "anchor": run.anchor, "logits": logits}, facts)
 
 
+def fitted_by(run: Callable[[], fastntk.Run]) -> Outcome:
+    """A run that is made when the case is run."""
+    return fitted(run())
+
+
 def unlearned(run: Callable[[], fastntk.Run], request: Mapping[str, Any], options: Mapping[str, Any]) -> Outcome:
     """One request, one method."""
     return outcome_of(fastntk.unlearn(run(), **request, **options))
@@ -208,7 +214,7 @@ def unlearned(run: Callable[[], fastntk.Run], request: Mapping[str, Any], option
 def chained(run: Callable[[], fastntk.Run], options: Mapping[str, Any], *, shared: bool) -> Outcome:
     """A class, then ids, then further ids; with one linearisation handed in, or each request's own."""
     origin = run()
-    given = {"linearisation": fastntk.linearise_run(origin)} if shared else {}
+    given: dict[str, Any] = {"linearisation": fastntk.linearise_run(origin)} if shared else {}
     first = fastntk.unlearn(origin, classes=[1], **options, **given)
     second = fastntk.unlearn(first, ids=["2", "8"], **options, **given)
     third = fastntk.unlearn(second, ids=["15"], **options, **given)
@@ -311,7 +317,7 @@ def tiny_cases(room: str, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     """Everything, on a model of which a case takes a fraction of a second."""
     run = functools.partial(tiny_run, dtype)
     holdout = functools.partial(tiny_samples, dtype, count=40, seed=1)
-    yield f"{room}/fit", lambda: fitted(run())
+    yield f"{room}/fit", functools.partial(fitted_by, run)
     yield f"{room}/jacobian", lambda: rows(run)
     for request, given in REQUESTS.items():
         for title, options in METHODS.items():
@@ -347,7 +353,7 @@ def recipe_cases(room: str, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     }
     for name, recipe in recipes.items():
         run = functools.partial(tiny_run, dtype, recipe)
-        yield f"{room}/{name}/fit", lambda run=run: fitted(run())
+        yield f"{room}/{name}/fit", functools.partial(fitted_by, run)
         for title in ("fast-ntk", "tangent-replay", "retrain"):
             yield f"{room}/{name}/{title}", functools.partial(unlearned, run, CLASS_REQUEST, METHODS[title])
     run = functools.partial(tiny_run, dtype, RECIPE, "all")
@@ -357,29 +363,29 @@ def recipe_cases(room: str, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
 
 def resnet_cases() -> Iterator[tuple[str, Case]]:
     """The embedded network on digits: real layers, channels-last memory, 1 400 tuned parameters."""
-    yield "resnet20/fit", lambda: fitted(resnet_run())
+    yield "resnet20/fit", functools.partial(fitted_by, resnet_run)
     yield "resnet20/jacobian", lambda: rows(resnet_run)
     for title in ("fast-ntk", "fast-ntk solver=dual", "tangent-replay", "tangent-replay polish=1", "retrain", "scrub", "fisher"):
         yield f"resnet20/class/{title}", functools.partial(unlearned, resnet_run, CLASS_REQUEST, METHODS[title])
     for title in ("fast-ntk", "tangent-replay"):
-        yield f"resnet20/ids/{title}", lambda title=title: unlearned(resnet_run, some_digits(), METHODS[title])
+        yield f"resnet20/ids/{title}", functools.partial(some_digits_unlearned, METHODS[title])
     yield "resnet20/saved", functools.partial(saved, resnet_run, rebuilt=True)
     asked = {"reference": "retrain", "relearn_cap": 2}
     options = METHODS["tangent-replay"]
     yield "resnet20/audit", functools.partial(audited, resnet_run, lambda: digits("test"), options, **asked)
 
 
-def some_digits() -> dict[str, Any]:
-    """Five ids, as the source names them."""
+def some_digits_unlearned(options: Mapping[str, Any]) -> Outcome:
+    """Five digits forgotten, named as the source names them."""
     ids = digits("train").ids
-    return {"ids": [ids[position] for position in (1, 12, 23, 34, 45)]}
+    return unlearned(resnet_run, {"ids": [ids[position] for position in (1, 12, 23, 34, 45)]}, options)
 
 
 def vit_cases() -> Iterator[tuple[str, Case]]:
     """Prompts in a ViT; absent where timm is not installed, which the comparison then reports."""
     if importlib.util.find_spec("timm") is None:
         return
-    yield "vit/fit", lambda: fitted(vit_run())
+    yield "vit/fit", functools.partial(fitted_by, vit_run)
     yield "vit/jacobian", lambda: rows(vit_run)
     for title in ("fast-ntk", "tangent-replay", "retrain", "neggrad+", "ssd"):
         for request, given in REQUESTS.items():
