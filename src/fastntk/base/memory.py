@@ -1,7 +1,8 @@
 """How much memory this process may still take: the smaller of what the machine and its control group have
 left; and the one budget that plans, solvers and rows share.
 
-Linux only has both figures; elsewhere the physical size stands in. Not for disk space.
+Linux only has both figures; elsewhere the physical size stands in. :func:`memory_budget` is the one place that decides how
+much of it work may take when nobody says. Not for disk space.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ SHARE = 0.7
 """Of the memory available, what may be used where no budget is given; the rest is for the network and other processes."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+SHARE = 0.7
+"""Of the memory available, what work may take where no budget is given; the rest is for the network and other processes."""
+
+
+def memory_budget(given: int | None) -> int:
+    """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
+    return int(SHARE * available_memory()) if given is None else given
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

@@ -120,6 +120,11 @@ class DenseRows:
         self.layout = dense_layout(tensor.shape[1], tensor.shape[2], device=tensor.device)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype the rows are stored in."""
+        return self.tensor.dtype
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(n, C, d)."""
         n, classes, d = self.tensor.shape
