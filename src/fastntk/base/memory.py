@@ -12,8 +12,6 @@ from pathlib import Path
 
 from fastntk.base.errors import InputError
 
-SHARE = 0.7
-"""Of the memory available, what may be used where no budget is given; the rest is for the network and other processes."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 SHARE = 0.7
@@ -22,7 +20,11 @@ SHARE = 0.7
 
 def memory_budget(given: int | None) -> int:
     """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
-    return int(SHARE * available_memory()) if given is None else given
+    if given is None:
+        return int(SHARE * available_memory())
+    if isinstance(given, bool) or not given > 0:
+        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
+    return int(given)
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
@@ -54,12 +56,3 @@ def _group(cgroup: Path) -> int | None:
     if limit == "max":
         return None
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
-
-
-def memory_budget(given: int | None = None) -> int:
-    """The bytes that may be used: those given, or :data:`SHARE` of what is available; refuse what is no amount."""
-    if given is None:
-        return int(SHARE * available_memory())
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
-    return int(given)

@@ -66,7 +66,7 @@ class Option:
     default: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """``run(task, *, option=default, …)`` computes the new tuned vector on copies; ``cost(problem)`` names its routes in order of
     preference. ``summary`` completes the sentence "It was unlearned by …"; ``search_space``: values of options to try when it is

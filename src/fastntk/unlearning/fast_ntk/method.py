@@ -44,7 +44,7 @@ def fast_ntk(
             scale_fit=scale_fit,
             loss="cross-entropy" if recipe is None else recipe.loss,
             solver=decided["solver"],
-            rank=decided.get("rank", 0),
+            rank=decided.get("rank"),
         )
         if form == "auto":
             form = "ridge" if update.explained >= RIDGE_REGIME else "softmax"
