@@ -2,8 +2,8 @@
 
 Two forms: ``ridge`` is the paper's equation (1), corrected and damped (``fast_ntk.ridge``); ``softmax`` has the cross-entropy in
 place of squares (``fast_ntk.softmax``) and lands several times nearer to Retrain where that was the loss. ``auto`` takes
-``ridge`` where one of its own options is given, where squares were trained or explain the logits, or where the rows are not stored;
-``softmax`` otherwise. Which one, and why, is decided with the route (``fast_ntk.routes``) and said in the details.
+``ridge`` where one of its own options is given, where squares were trained or explain the logits, or where the rows are not
+stored; ``softmax`` otherwise. Which one, and why, is decided with the route (``fast_ntk.routes``) and said in the details.
 """
 
 from __future__ import annotations

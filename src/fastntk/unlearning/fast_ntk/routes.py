@@ -45,8 +45,10 @@ def cost(problem: Problem) -> list[Route]:
             if not routes:
                 raise InputError("form='softmax' needs stored rows: give rows='disk' and folder=..., or use form='ridge'.")
             return routes
-        reason = "the rows are not stored, and softmax needs them many times"
-        return routes + list(_streamed(problem, reason if "stream" in problem.places else because))
+        # What is left where the softmax form does not fit: equation (1), on stored rows before any that have to be made anew.
+        small = "the softmax form does not fit the memory budget"
+        routes += [route for place in stored for route in _ridge(problem, place, "ridge", small)]
+        return routes + list(_streamed(problem, "the rows are not stored, and softmax needs them many times"))
     routes = [route for place in stored for route in _ridge(problem, place, form, because)]
     return routes + list(_streamed(problem, because))
 
@@ -95,7 +97,7 @@ def _newton(problem: Problem, place: Rows, because: str) -> Route:
 def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[Route]:
     """Equation (1) on stored rows; with form "auto" the softmax form may follow, and is counted."""
     s, speed = problem.sizes, problem.speed
-    left = problem.memory - (s.stored if place == "memory" else 0)
+    left = problem.memory - s.input_copy - (s.stored if place == "memory" else 0)
     read = problem.read_seconds(speed.read, place)
     times = {
         "primal": _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem),
@@ -136,11 +138,12 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             label = f"{solver} (A summed as rows come)"
             memory = s.input_copy + CHUNK_BYTES + max(adding, solving)
         elif _ROUTE.get(solver, solver) == "matrix-free":
-            rank = largest_sketch(s.n_rows, s.parameters, problem.memory, rank=DEFAULT_RANK)
+            network = s.input_copy + min(64, s.samples) * speed.row_bytes
+            rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
             settings["rank"] = rank  # type: ignore[assignment]
             products = 2 * ITERATIONS * 6 * speed.forward * s.samples
             needed = bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
-            seconds, memory = make + products, s.input_copy + needed + min(64, s.samples) * speed.row_bytes
+            seconds, memory = make + products, network + needed
             label = f"{solver} (jvp, vjp)"
         else:
             continue
