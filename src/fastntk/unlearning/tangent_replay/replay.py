@@ -142,7 +142,7 @@ def tangent_replay(
     blended: dict[str, Any] = {"weight": 0.0}
     if blend != 0 and (blend != "auto" or (recipe.loss == "cross-entropy" and averaged["miss"] > QUIET)):
         form = softmax_form(linearisation, labels, split)
-        weight = _weight(answers, form.answers, truth) if blend == "auto" else float(blend)
+        weight = _weight(answers, form.probabilities, truth) if blend == "auto" else float(blend)
         delta = (1 - weight) * delta + weight * form.delta.to(delta)
         blended = {"weight": weight, "regression": form.details()}
     return Replay(delta, chosen, time.perf_counter() - started, averaged, blended, resume)
@@ -232,17 +232,15 @@ def replay(
     w = anchor.clone().requires_grad_()
     states: list[Resume] = []
 
-    def gradient(batch: Tensor) -> tuple[float, int]:
+    def loss(batch: Tensor) -> tuple[Tensor, int]:
         outputs = path(batch, w)
-        loss = batch_loss(outputs, labels[batch], recipe)
-        (w.grad,) = torch.autograd.grad(loss, w)
-        return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
+        return batch_loss(outputs, labels[batch], recipe), int((outputs.argmax(1) == labels[batch]).sum())
 
     def watch(epoch: int, optimizer: torch.optim.Optimizer) -> None:
         if epoch == resume_at:
             states.append(Resume(epoch, copy.deepcopy(optimizer.state_dict())))
 
-    descend([w], gradient, recipe, count=len(labels), keep=keep, description=description, watch=watch)
+    descend([w], loss, recipe, count=len(labels), keep=keep, description=description, watch=watch)
     return w.detach(), states[0] if states else None
 
 
@@ -262,13 +260,24 @@ def finish(
     parameters = list(subset.parameters.values())
     inputs, labels = fast_layout(model, samples.inputs), samples.labels
 
-    def gradient(batch: Tensor) -> tuple[float, int]:
+    def loss(batch: Tensor) -> tuple[Tensor, int]:
         subset.set(w.detach())
         outputs = logits(model, inputs[batch])
-        loss = batch_loss(outputs, labels[batch], recipe)
-        w.grad = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
-        return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
+        return batch_loss(outputs, labels[batch], recipe), int((outputs.argmax(1) == labels[batch]).sum())
+
+    def gradient(loss: Tensor) -> list[Tensor]:
+        return [torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters)])]
 
     with training_mode(model, recipe):
-        descend([w], gradient, recipe, count=len(samples), keep=keep, anchor=[anchor], resume=resume, description="polish")
+        descend(
+            [w],
+            loss,
+            recipe,
+            count=len(samples),
+            keep=keep,
+            anchor=[anchor],
+            resume=resume,
+            gradient=gradient,
+            description="polish",
+        )
     return w.detach()
