@@ -1,4 +1,4 @@
-"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.replay`` and docs/method.md."""
+"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.difference`` and docs/method.md."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from fastntk.tangent.linearisation import Point, RowsAt
 from fastntk.training.network import working_copy
+from fastntk.unlearning.tangent_replay.averaging import Average
+from fastntk.unlearning.tangent_replay.blending import Blend
+from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
 from fastntk.unlearning.tangent_replay.path_models import PathName
-from fastntk.unlearning.tangent_replay.replay import Average, Blend, finish
-from fastntk.unlearning.tangent_replay.replay import tangent_replay as replay
+from fastntk.unlearning.tangent_replay.polish import finish
 from fastntk.unlearning.task import Outcome, Task
 from fastntk.unlearning.update import stepped
 
@@ -31,7 +33,9 @@ def tangent_replay(
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
     lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
-    made = replay(lin, task.run.data.labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
+    made = tangent_replay_update(
+        lin, task.run.data.labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish
+    )
     task.stages["replay"] = made.seconds
     details = made.details()
     if recipe.bn_stats == "update":
