@@ -234,7 +234,7 @@ class _Tangent:
         """The model of the path, the anchor, and where the replay of everything ends with the run's own seed."""
         if self._own is None:
             given = self.result.linearisation
-            usable = given is not None and given.at == "trained" and given.kept != "stream"
+            usable = given is not None and given.at == "trained" and given.place != "stream"
             lin = given if usable and given is not None else linearise_run(self.run)
             chosen = choose_path(lin, self.run.data.labels, self.recipe)
             self._own = (chosen.model, lin.anchor, chosen.end)

@@ -1,5 +1,5 @@
 """How much memory this process may still take: the smaller of what the machine and its control group have
-left.
+left; and the one budget that plans, solvers and rows share.
 
 Linux only has both figures; elsewhere the physical size stands in. :func:`memory_budget` is the one place that decides how
 much of it work may take when nobody says. Not for disk space.
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fastntk.base.errors import InputError
+
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 SHARE = 0.7
@@ -18,7 +20,11 @@ SHARE = 0.7
 
 def memory_budget(given: int | None) -> int:
     """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
-    return int(SHARE * available_memory()) if given is None else given
+    if given is None:
+        return int(SHARE * available_memory())
+    if isinstance(given, bool) or not given > 0:
+        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
+    return int(given)
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

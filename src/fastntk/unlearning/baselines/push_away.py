@@ -17,11 +17,16 @@ from torch import nn
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.models import logits
+from fastntk.planning import Problem, Route
 from fastntk.training.network import eval_mode, fast_layout, predict, working_copy
 from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.baselines.common.costs import count_of
+from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.task import Task
 
+TYPICAL_EPOCHS = 4
+"""What estimates assume where no number is given."""
 MOST_EPOCHS = 20
 """Where no number is given and some forgotten sample is still classified correctly."""
 
@@ -92,3 +97,29 @@ def push_away(
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise InputError(f"The weights overflowed after {taken} epochs. Lower the learning rate (lr={lr}) or the epochs.")
     return taken
+
+
+def _cost(problem: Problem) -> list[Route]:
+    """Without a number of epochs they end when nothing is classified correctly any more, after :data:`TYPICAL_EPOCHS` or so."""
+    given = problem.options["epochs"]
+    epochs = TYPICAL_EPOCHS if given is None else count_of(problem, "epochs")
+    forget = problem.sizes.forget
+    looks = 0.0 if given is not None else epochs * forget * problem.speed.forward
+    note = "training passes" if given is not None else f"training passes, {MOST_EPOCHS} epochs at most"
+    return [problem.passes(epochs * forget, batch=count_of(problem, "batch_size"), extra_seconds=looks, note=note)]
+
+
+MAX_LOSS = Method(
+    name="max-loss",
+    summary="ascent of the forgotten samples' loss",
+    run=max_loss,
+    cost=_cost,
+    search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
+)
+RANDOM_LABEL = Method(
+    name="random-label",
+    summary="training on the forgotten samples under random other labels",
+    run=random_label,
+    cost=_cost,
+    search_space={"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
+)
