@@ -35,4 +35,4 @@ def test_the_budget_is_what_was_given_or_the_share_of_what_is_available(monkeypa
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     assert memory_budget(None) == int(SHARE * 1000) == 700
     assert memory_budget(123) == 123
-    assert memory_budget(0) == 0
+    assert memory_budget(5) == 5

@@ -45,7 +45,8 @@ from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
 from fastntk.unlearning.baselines.retrain import retrain_in_place
 from fastntk.unlearning.result import Unlearned
-from fastntk.unlearning.tangent_replay.replay import choose_path, replay
+from fastntk.unlearning.tangent_replay.replay import replay
+from fastntk.unlearning.tangent_replay.selection import choose_path
 
 EnsembleKind = Literal["real", "tangent"]
 FEWEST = 2 * LEAST

@@ -30,7 +30,7 @@ class Split:
 
     @property
     def keep(self) -> Tensor:
-        """True for samples that stay, (n,)."""
+        """True for the samples that stay, (n,): the mask that training loops take."""
         mask = torch.ones(len(self.retain) + len(self.forget), dtype=torch.bool)
         mask[self.forget] = False
         return mask

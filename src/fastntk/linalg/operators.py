@@ -1,4 +1,4 @@
-"""What a Jacobian can be asked for, and the plainest thing that answers: rows held as one tensor.
+"""What a Jacobian can be asked for, and the plainest operator there is: rows held as one tensor.
 
 J has one row per (sample, class), stored as (n, C, d); A = JᵀJ is (d, d), Θ = JJᵀ is (n·C, n·C).
 

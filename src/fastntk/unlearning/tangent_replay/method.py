@@ -1,4 +1,4 @@
-"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.replay`` and docs/method.md."""
+"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.difference`` and docs/method.md."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.fast_ntk.routes import newton_memory, newton_seconds
 from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.tangent_replay.averaging import SEEDS, Average
+from fastntk.unlearning.tangent_replay.blending import Blend
+from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
 from fastntk.unlearning.tangent_replay.path_models import PathName
-from fastntk.unlearning.tangent_replay.replay import SEEDS, Average, Blend, finish
-from fastntk.unlearning.tangent_replay.replay import tangent_replay as replay
+from fastntk.unlearning.tangent_replay.polish import finish
 from fastntk.unlearning.task import Task
 from fastntk.unlearning.update import checked_update
 
@@ -36,7 +38,8 @@ def tangent_replay(
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
     lin = task.linearised()
-    update = replay(lin, task.run.data.labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
+    labels = task.run.data.labels
+    update = tangent_replay_update(lin, labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
     task.stages["replay"] = update.seconds
     details = update.details()
     if recipe.bn_stats == "update":
