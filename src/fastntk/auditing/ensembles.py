@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fastntk.auditing.cache import cache_folder, cached
 from fastntk.auditing.klom import klom_by_halves
-from fastntk.auditing.record import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
+from fastntk.auditing.record_figures import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
 from fastntk.base.digest import json_digest, tensor_digest

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastntk.auditing.metrics import mean_loss
-from fastntk.auditing.record import Relearning
+from fastntk.auditing.record_figures import Relearning
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.data import Samples
