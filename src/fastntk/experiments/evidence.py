@@ -41,7 +41,7 @@ def evidence(scene: Scene, view: View, *, seed: int) -> dict[str, Any]:
             "agreement": {name: agreement(*pair) for name, pair in pairs.items()},
             "tug_of_war": tug_of_war(scene.accuracies(view), scene.accuracies(reference)),
         },
-        "population": {name: attack[name] for name in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")},
+        "population": {name: getattr(attack, name) for name in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")},
         "confidences": _digits(logit_confidence(view.data[forget], labels)),
         "margins": _digits(margins(view.data[forget], labels)),
     }

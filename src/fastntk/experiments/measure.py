@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk.auditing import accuracy, mean_loss, recovered, relearn, total_variation
+from fastntk.auditing import accuracy, mean_loss, recovered, relearn, to_dict, total_variation
 from fastntk.data import Split
 from fastntk.experiments.bench import Bench
 from fastntk.experiments.setting import Request
@@ -118,4 +118,4 @@ class Scene:
         bench = self.bench
         bench.subset.set(vector)
         forgotten = bench.samples.subset(self.split.forget)
-        return relearn(bench.model, bench.subset, forgotten, cap=bench.setting.relearn_cap).to_dict()
+        return to_dict(relearn(bench.model, bench.subset, forgotten, cap=bench.setting.relearn_cap).to_record())

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fastntk.auditing.answers import observe
 from fastntk.auditing.metrics import accuracy
+from fastntk.auditing.predictions import observe
 from fastntk.auditing.probes import linear_probe, random_model
+from fastntk.auditing.record import to_dict
 from fastntk.base.errors import InputError
 from fastntk.experiments.bench import Bench
 from fastntk.experiments.cells import UNTRAINED
@@ -40,4 +41,5 @@ def probe_figures(bench: Bench, request: Request, *, label: str, vector: Tensor 
     logits = {"retain": outputs[split.retain], "forget": outputs[split.forget], "holdout": answers}
     own = None if label in UNTRAINED else {name: accuracy(logits[name], labels[name]) for name in labels}
     inside = {"retain": features[split.retain], "forget": features[split.forget], "holdout": inner}
-    return {"own_head": own, "linear_probe": linear_probe(inside, labels)}
+    probe = linear_probe(inside, labels)
+    return {"own_head": own, "linear_probe": None if probe is None else to_dict(probe)}
