@@ -171,8 +171,9 @@ def test_rows_in_memory_on_disk_and_streamed_give_one_answer(tmp_path) -> None: 
     assert [r.details["rows"]["kept"] for r in (memory, disk, stream)] == ["memory", "disk", "stream"]
     with pytest.raises(InputError, match="rows='disk' and folder"):
         fastntk.unlearn(run, ids=[0], method="tangent-replay", rows="stream")
-    with pytest.raises(InputError, match="needs folder"):
-        fastntk.unlearn(run, ids=[0], rows="disk")
+    scratch = fastntk.unlearn(run, ids=[0, 4], rows="disk", scratch=tmp_path, form="ridge")
+    assert torch.equal(scratch.delta, disk.delta)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"], "rows that nobody asked to keep were left behind"
     with pytest.raises(fastntk.BudgetError, match="rows='disk' with a folder"):
         fastntk.unlearn(run, ids=[0], rows="memory", memory_budget=100)
 

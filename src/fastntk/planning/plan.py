@@ -122,8 +122,8 @@ class Plan:
         """Why nothing fits, by how much, and what would help."""
         routes = [route for route in self.routes if route.method == method]
         other = [route.why_not for route in routes if not route.why_not.startswith("above")]
-        if other and len(other) == len(routes):
-            return f"Method {method!r} has no route: {other[0]}."
+        if len(other) == len(routes):
+            return f"Method {method!r} has no route{f': {other[0]}' if other else ' with these options'}."
         s = self.sizes
         least = min((route for route in routes if route.why_not.startswith("above")), key=lambda route: route.memory)
         by_network = s.chunk * self.calibration.row_bytes

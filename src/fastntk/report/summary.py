@@ -20,12 +20,6 @@ HEADLINES: dict[Level, tuple[str, str, str]] = {
     "not to be trusted": ("bad", "✗", "This result is not to be trusted: retrain instead."),
     "no reference": ("open", "?", "Undecided: there was no model without this data to compare with."),
 }
-METHODS = {
-    "fast-ntk": "one computed step of the tuned weights, from a linear model of the network",
-    "tangent-replay": "the fine-tuning replayed without the forgotten samples, on a linear model of the network",
-    "retrain": "fine-tuned again from the start without the forgotten samples",
-    "full": "nothing was done: the model as it was",
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ def asked_and_done(record: AuditRecord) -> list[Fact]:
     share = percent(request.forget / total, 1) if total else ""
     facts = [
         Fact("Asked", f"Forget {samples(request.forget)} of {whole(total)} ({share})", _classes(request, "All of class ")),
-        Fact("Method", subject.method, METHODS.get(subject.method, "")),
+        Fact("Method", subject.method, value(record.details.get("summary", ""))),
     ]
     if subject.options:
         facts.append(Fact("Options", value(subject.options)))

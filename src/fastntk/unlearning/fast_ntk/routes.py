@@ -111,7 +111,11 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
         route = _ROUTE.get(solver, solver)
         rank = largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
-        memory += 8 * s.parameters**2 * {"primal": 1, "eigen": 2}.get(solver, 0)
+        memory += {
+            "primal": 8 * s.parameters**2,
+            "eigen": 16 * s.parameters**2,
+            "dual": 16 * s.retain * s.classes * s.n_rows,
+        }.get(solver, 0)
         memory = max(memory, newton_memory(problem)) if form == "auto" else memory
         settings = {"form": form, "because": because, "solver": solver, "rank": rank}
         label = solver if form == "ridge" else f"{solver}, then newton where the loss was not squared"
@@ -145,6 +149,10 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             needed = bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
             seconds, memory = make + products, network + needed
             label = f"{solver} (jvp, vjp)"
+        elif problem.options["solver"] == "dual":  # only where asked for: Θ needs all rows at once, which storing them spares
+            seconds = make + float(s.n_rows) ** 2 * s.parameters / speed.gemm64 + 2 * _cholesky_seconds(s.n_rows, problem)
+            memory = s.input_copy + 8 * s.n_rows * s.parameters + 16 * s.n_rows**2 + CHUNK_BYTES
+            label = "dual (rows made at once)"
         else:
             continue
         yield Route(problem.method, "stream", label, seconds + fixed, memory, settings=settings)

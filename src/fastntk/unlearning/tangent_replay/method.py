@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+from fastntk.base.errors import InputError
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import without_recipe
@@ -16,7 +17,7 @@ from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.tangent_replay.averaging import SEEDS, Average
 from fastntk.unlearning.tangent_replay.blending import Blend
 from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
-from fastntk.unlearning.tangent_replay.path_models import PathName
+from fastntk.unlearning.tangent_replay.path_models import NOT_STORED, PathName
 from fastntk.unlearning.tangent_replay.polish import finish
 from fastntk.unlearning.task import Task
 from fastntk.unlearning.update import checked_update
@@ -67,6 +68,8 @@ def tangent_replay(
 
 def _cost(problem: Problem) -> list[Route]:
     stored = [place for place in problem.places if place in ("memory", "disk")]
+    if not stored:
+        raise InputError(NOT_STORED)
     routes = [_route(problem, place, problem.recipe or Recipe()) for place in stored]
     return [without_recipe(route) for route in routes] if problem.recipe is None else routes
 

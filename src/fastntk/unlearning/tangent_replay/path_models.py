@@ -35,6 +35,10 @@ from fastntk.base.errors import InputError
 from fastntk.linalg import HeadRows
 from fastntk.tangent.linearisation import Linearisation
 
+NOT_STORED = (
+    "A replay reads every row in every epoch, and these rows are not stored. Give rows='disk' and folder=..., or raise "
+    "memory_budget; method='fast-ntk' needs no stored rows."
+)
 PathName = Literal["auto", "tangent", "product", "curved"]
 PathModel = Callable[[Tensor, Tensor], Tensor]
 """(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
@@ -46,10 +50,7 @@ def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[s
         raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
     rows = linearisation.rows
     if not isinstance(rows, HeadRows):
-        raise InputError(
-            "A replay reads every row in every epoch, and these rows were not stored (they do not fit the memory budget). "
-            "Give rows='disk' and folder=..., or raise memory_budget; method='fast-ntk' needs no stored rows."
-        )
+        raise InputError(NOT_STORED)
     makers: dict[str, Callable[[Linearisation, HeadRows], PathModel]] = {"tangent": _tangent}
     if _has_head(linearisation, rows):
         makers = {"product": _product, "curved": _curved, **makers}

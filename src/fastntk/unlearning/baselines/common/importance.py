@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastntk.base.progress import track
-from fastntk.tangent import checked_engine
-from fastntk.training.network import check_samples, fast_copy, fast_layout
+from fastntk.training.network import fast_layout
 from fastntk.training.recipe import Loss
 from fastntk.unlearning.baselines.common.descent import loss_recipe
 from fastntk.unlearning.task import Task
@@ -56,10 +55,8 @@ def fisher_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
 
 def _mean_squares(task: Task, positions: Tensor, vectors: Callable[[Tensor, Tensor, Loss], Tensor], description: str) -> Tensor:
     data, loss = task.run.data, loss_recipe(task).loss
-    check_samples(task.run.model, data)
-    work = fast_copy(task.run)
-    inputs, labels = fast_layout(work, data.inputs[positions]), data.labels[positions].to(data.inputs.device)
-    engine = checked_engine(work, task.run.subset.on(work), inputs)
+    engine = task.engine
+    inputs, labels = fast_layout(engine.model, data.inputs[positions]), data.labels[positions].to(data.inputs.device)
     probes = vectors(engine.outputs(inputs)[0], labels, loss)
     size = max(1, min(CHUNK, CHUNK_NUMBERS // (probes.shape[2] * task.run.subset.numel)))
     total = torch.zeros(task.run.subset.numel, dtype=torch.float64, device=inputs.device)
