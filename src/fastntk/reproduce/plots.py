@@ -9,8 +9,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from fastntk.experiments.compare import Comparison, Metric
-from fastntk.experiments.sheets import Sheet
+from fastntk.reproduce.compare import Comparison, Metric
+from fastntk.reproduce.tables import Table
 
 COLOURS = {
     "full": "#7f7f7f", "max-loss": "#d62728", "random-label": "#ff7f0e", "fast-ntk-ridge": "#aec7e8", "fast-ntk": "#1f77b4",
@@ -25,7 +25,7 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
-def plot(sheet: Sheet, comparisons: Sequence[Comparison], *, kind: str) -> bytes:
+def plot(table: Table, comparisons: Sequence[Comparison], *, kind: str) -> bytes:
     """The picture as ``svg`` or ``png``."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,7 +40,7 @@ def plot(sheet: Sheet, comparisons: Sequence[Comparison], *, kind: str) -> bytes
             _panel(axis, comparisons, metric)
         axes[-1].set_xticks(range(len(comparisons)), [_name(comparison) for comparison in comparisons])
         handles = _legend([entry.label for entry in comparisons[0].entries])
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, title=sheet.title)
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, title=table.title)
         stream = io.BytesIO()
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(stream, format=kind, dpi=110, metadata=metadata)

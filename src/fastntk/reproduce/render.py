@@ -1,10 +1,10 @@
-"""A sheet as Markdown, LaTeX or HTML: the same words in three formats. Knows no torch."""
+"""A table as Markdown, LaTeX or HTML: the same words in three formats. Knows no torch."""
 
 from __future__ import annotations
 
 from html import escape
 
-from fastntk.experiments.sheets import Block, Sheet
+from fastntk.reproduce.tables import Block, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -17,10 +17,10 @@ STYLE = (
 )
 
 
-def markdown(sheet: Sheet, *, level: int = 1) -> str:
+def markdown(table: Table, *, level: int = 1) -> str:
     """GitHub's Markdown; ``level`` is that of the title."""
-    parts = [f"{'#' * level} {sheet.title}", ""]
-    for block in sheet.blocks:
+    parts = [f"{'#' * level} {table.title}", ""]
+    for block in table.blocks:
         parts += [f"{'#' * (level + 1)} {block.title}", ""]
         parts += [*block.remarks, ""] if block.remarks else []
         header = [f"{group}: {name}" if group else name for group, names in block.groups for name in names]
@@ -28,15 +28,15 @@ def markdown(sheet: Sheet, *, level: int = 1) -> str:
     return "\n".join(parts)
 
 
-def latex(sheet: Sheet) -> str:
+def latex(table: Table) -> str:
     """A ``table*`` a block, for a document with the package booktabs."""
-    return "\n".join([f"% {tex(sheet.title)}", *(_latex_block(sheet, block) for block in sheet.blocks)])
+    return "\n".join([f"% {tex(table.title)}", *(_latex_block(table, block) for block in table.blocks)])
 
 
-def html(sheet: Sheet) -> str:
+def html(table: Table) -> str:
     """A page that needs nothing else."""
-    body = "\n".join(_html_block(block) for block in sheet.blocks)
-    title = escape(sheet.title)
+    body = "\n".join(_html_block(block) for block in table.blocks)
+    title = escape(table.title)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>\n'
         f"<body><h1>{title}</h1>\n{body}\n</body></html>\n"
@@ -52,11 +52,11 @@ def _line(cells: tuple[str, ...] | list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _latex_block(sheet: Sheet, block: Block) -> str:
+def _latex_block(table: Table, block: Block) -> str:
     width = sum(len(names) for _, names in block.groups)
     top = " & ".join(rf"\multicolumn{{{len(names)}}}{{c}}{{{tex(group)}}}" for group, names in block.groups)
     names = " & ".join(tex(name) for _, group in block.groups for name in group)
-    caption = tex(" ".join([f"{sheet.title}. {block.title}.", *block.remarks]))
+    caption = tex(" ".join([f"{table.title}. {block.title}.", *block.remarks]))
     return "\n".join(
         [
             r"\begin{table*}\centering\footnotesize",

@@ -17,8 +17,8 @@ from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.data.catalog import Catalog
 from fastntk.data.transforms import prepare
-from fastntk.experiments.setting import SHARED, Setting, locate
 from fastntk.models.card import InputSpec
+from fastntk.reproduce.setting import SHARED, Setting, locate
 
 
 def chosen_classes(setting: Setting, names: Sequence[str]) -> tuple[str, ...] | int | None:

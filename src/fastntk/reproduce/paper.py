@@ -49,7 +49,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """A published table: ``figures[metric][method]`` is one figure a column."""
 
     name: str
@@ -64,13 +64,13 @@ class Table:
 
 
 @cache
-def table(name: str) -> Table:
+def published_table(name: str) -> PublishedTable:
     """One of :data:`TABLES`."""
-    text = resources.files("fastntk.experiments").joinpath("data", "paper.json").read_text("utf-8")
+    text = resources.files("fastntk.reproduce").joinpath("data", "paper.json").read_text("utf-8")
     return _parsed(next(entry for entry in json.loads(text)["tables"] if entry["id"] == name))
 
 
-def _parsed(entry: dict[str, Any]) -> Table:
+def _parsed(entry: dict[str, Any]) -> PublishedTable:
     columns = tuple(
         Column(c["model"], c["classes"], c["images_per_class"], c.get("params_ratio_percent")) for c in entry["columns"]
     )
@@ -78,7 +78,7 @@ def _parsed(entry: dict[str, Any]) -> Table:
         metric: {method: tuple(_figure(value) for value in values) for method, values in methods.items()}
         for metric, methods in entry["results"].items()
     }
-    return Table(entry["id"], entry["title"], columns, figures)
+    return PublishedTable(entry["id"], entry["title"], columns, figures)
 
 
 def _figure(value: dict[str, Any]) -> Published:

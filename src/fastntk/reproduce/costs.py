@@ -5,7 +5,7 @@ training    images × epochs × t_step          rows    images × (C + 1) × t_r
 
 from __future__ import annotations
 
-from fastntk.experiments.setting import Method, Request, Setting
+from fastntk.reproduce.setting import MethodRow, Request, Setting
 
 STEP = {"resnet20": 1.7e-3, "mobilenetv2": 3e-3, "vit_small": 1.5e-2}
 """Seconds per image and training step, by how the model's name begins."""
@@ -13,6 +13,8 @@ ROW = {"resnet20": 1e-3, "mobilenetv2": 2e-3, "vit_small": 8e-3}
 """Seconds per image and class of Jacobian rows."""
 UNKNOWN_STEP, UNKNOWN_ROW = 2e-2, 1e-2
 EPOCHS_TO_RELEARN = 25
+PROBE = 5.0
+"""Seconds of one linear probe."""
 CLASSES = 10
 """Assumed where a setting takes all classes of its source and does not say how many."""
 
@@ -27,20 +29,16 @@ def rows_seconds(setting: Setting) -> float:
     return images(setting) * (_classes(setting) + 1) * _of(setting, ROW, UNKNOWN_ROW)
 
 
-def record_seconds(setting: Setting, request: Request, method: Method) -> float:
-    """One method on one request, rows not included, and what is measured of it."""
+def record_seconds(setting: Setting, request: Request, row: MethodRow) -> float:
+    """One method on one request, rows not included, and its audit, which relearns Full and Retrain too."""
     step = _of(setting, STEP, UNKNOWN_STEP)
     share = request.value if request.kind == "random" else 1 / _classes(setting)
-    relearn = EPOCHS_TO_RELEARN * share * images(setting) * step * 1.4
+    relearn = 3 * EPOCHS_TO_RELEARN * share * images(setting) * step * 1.4
     predict = 0.4 * step * (images(setting) + 2000)
-    own = {"full": 0.0, "retrain": 0.0}.get(method.method, 0.1 * training_seconds(setting))
-    polish = float(method.options.get("polish", 0)) * images(setting) * step
-    return relearn + predict + own + polish
-
-
-def probe_seconds(setting: Setting) -> float:
-    """One model's features and its probe."""
-    return 0.4 * _of(setting, STEP, UNKNOWN_STEP) * (images(setting) + 1000) + 5.0
+    own = {"full": 0.0, "retrain": 0.0}.get(row.method, 0.1 * training_seconds(setting))
+    polish = float(row.options.get("polish", 0)) * images(setting) * step
+    probes = 2 * predict + 5 * PROBE if setting.probes else 0.0
+    return relearn + predict + own + polish + probes
 
 
 def images(setting: Setting) -> int:

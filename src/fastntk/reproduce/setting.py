@@ -1,4 +1,4 @@
-"""What an experiment consists of, as data: a network, a data set, a recipe, requests to forget, methods and seeds.
+"""What an experiment consists of, as data: a network, a data set, a recipe, requests to forget, method rows and seeds.
 
 Two digests keep results apart. ``training_digest`` covers what decides a fine-tuning or a retraining, so settings that differ
 in methods, requests or seeds share trained weights. ``digest`` adds what decides a record's figures besides request, method
@@ -29,7 +29,7 @@ REST = "rest"
 """A hold-out set of the images that training leaves."""
 
 
-class Method(NamedTuple):
+class MethodRow(NamedTuple):
     """A row of a table: its label, the method of ``fastntk.unlearn`` behind it, and that method's options."""
 
     label: str
@@ -89,8 +89,8 @@ class Setting:
 
     The recipe's seed is replaced by each of ``seeds``; Retrain also runs with ``extra_retrain_seeds``, so that its
     seed-to-seed spread rests on enough pairs. Prompts are drawn with ``prompt_seed`` in every run: the anchor is the same for
-    all seeds. ``stand_in`` says what the setting replaces, if anything. ``evidence`` adds further distances and an attack to
-    every record.
+    all seeds. ``stand_in`` says what the setting replaces, if anything. ``evidence`` keeps confidences and margins of the
+    forgotten samples in every record, ``probes`` has every audit probe the features.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Setting:
     holdout: str
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
-    methods: tuple[Method, ...]
+    methods: tuple[MethodRow, ...]
     images_per_class: int | None = None
     only_classes: tuple[str, ...] | int | None = None
     class_draw: int | None = None
@@ -116,6 +116,7 @@ class Setting:
     stand_in: str | None = None
     note: str | None = None
     evidence: bool = False
+    probes: bool = False
 
     def __post_init__(self) -> None:
         if self.recipe.bn_stats != "frozen":
@@ -131,7 +132,7 @@ class Setting:
         """Seeds that Retrain runs with: those of the runs, then the extra ones."""
         return self.seeds + self.extra_retrain_seeds
 
-    def seeds_of(self, method: Method) -> tuple[int, ...]:
+    def seeds_of(self, method: MethodRow) -> tuple[int, ...]:
         """Seeds a method has records for: Retrain has more than the others where there are extra ones."""
         return self.retrain_seeds if method.method == "retrain" else self.seeds
 
@@ -164,6 +165,7 @@ class Setting:
             "holdout": self.holdout,
             **most,
             **({"evidence": 1} if self.evidence else {}),
+            **({"probes": 1} if self.probes else {}),
             "retrain_seeds": list(self.retrain_seeds),
             "relearn": {"cap": self.relearn_cap},
         }
@@ -182,3 +184,15 @@ def locate(path: str, shared: Path) -> str:
 def slug(text: str) -> str:
     """A text as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
+
+
+FULL = MethodRow("full", "full")
+MAX_LOSS = MethodRow("max-loss", "max-loss")
+RANDOM_LABEL = MethodRow("random-label", "random-label")
+RIDGE = MethodRow("fast-ntk-ridge", "fast-ntk", {"form": "ridge"})
+"""The paper's equation (1), corrected."""
+FAST_NTK = MethodRow("fast-ntk", "fast-ntk")
+REPLAY = MethodRow("tangent-replay", "tangent-replay")
+RETRAIN = MethodRow("retrain", "retrain")
+PAPER = (FULL, MAX_LOSS, RANDOM_LABEL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
+"""The paper's methods and ``tangent-replay``."""

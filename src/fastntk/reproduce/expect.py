@@ -18,16 +18,16 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastntk.experiments import costs
-from fastntk.experiments.cells import Cell, cells_of
-from fastntk.experiments.paper import TABLES
-from fastntk.experiments.parameters import count_model
-from fastntk.models import logits
+from fastntk.models import build_model, logits
+from fastntk.models.torchvision_ops import import_optional
 from fastntk.planning.calibration import Calibration, LiveBytes
 from fastntk.planning.plan import METHODS
 from fastntk.planning.routes import Route, Sizes, estimate
+from fastntk.reproduce import costs
+from fastntk.reproduce.cells import Cell
 from fastntk.tangent.rows import DEFAULT_CHUNK
-from fastntk.tuning import find_head
+from fastntk.tuning import Subset, find_head
+from fastntk.tuning import tune as choose
 
 CIFAR_SIZE, VIT_SIZE = 32, 224
 CIFAR_TEST = 10_000
@@ -102,32 +102,6 @@ def expected(cell: Cell, machine: Machine) -> Expected:
     )
 
 
-def total(cells: Sequence[Cell], machine: Machine) -> Expected:
-    """All cells one after the other."""
-    found = [expected(cell, machine) for cell in cells]
-    return Expected(sum(one.seconds for one in found), max(one.memory for one in found))
-
-
-def expectation_table() -> str:
-    """Markdown: every network of every table in the paper's own settings, on both machines."""
-    lines = [
-        f"Counted operations; {GPU}, {CPU}. Memory is the most that one cell needs at once.",
-        "",
-        "| table | network | cells | seeds | time on the GPU | time on the CPU | memory |",
-        "|" + " --- |" * 7,
-    ]
-    for table in TABLES:
-        cells = cells_of(table, real=True)
-        for model in dict.fromkeys(cell.model for cell in cells):
-            mine = [cell for cell in cells if cell.model == model]
-            fast, slow = total(mine, GPU), total(mine, CPU)
-            lines.append(
-                f"| {table} | {mine[0].title} | {len(mine)} | {len(mine[0].setting.seeds)} | {fast.seconds / 3600:.1f} h | "
-                f"{slow.seconds / 3600:.1f} h | {fast.memory / 1e9:.1f} GB |"
-            )
-    return "\n".join(lines) + "\n"
-
-
 @cache
 def count(name: str, classes: int, tune: str, size: int) -> Counted:
     """Count a network on shapes alone."""
@@ -141,6 +115,17 @@ def count(name: str, classes: int, tune: str, size: int) -> Counted:
     assert isinstance(head, nn.Linear)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Counted(counter.get_total_flops(), subset.numel, head.in_features, parameters, live.peak)
+
+
+def count_model(name: str, *, classes: int, tune: str) -> tuple[nn.Module, Subset]:
+    """A network by its name in settings, on the meta device, and what is tuned of it."""
+    if name.startswith("timm:"):
+        timm = import_optional("timm", extra="timm")
+        with torch.device("meta"):
+            model: nn.Module = timm.create_model(name.removeprefix("timm:"), num_classes=classes)
+    else:
+        model = build_model(name, num_classes=classes).to("meta")
+    return model.eval(), choose(model.eval(), tune)
 
 
 def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibration:

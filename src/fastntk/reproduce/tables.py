@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastntk.experiments.compare import Comparison, Entry, Metric, Ours
-from fastntk.experiments.paper import Published, table
+from fastntk.reproduce.compare import Comparison, Entry, Metric, Ours
+from fastntk.reproduce.paper import Published, published_table
 
 NONE, MISSING = "–", "not run"
 
@@ -26,7 +26,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Table:
     """A whole table."""
 
     name: str
@@ -34,10 +34,10 @@ class Sheet:
     blocks: tuple[Block, ...]
 
 
-def sheet(name: str, comparisons: Sequence[Comparison]) -> Sheet:
+def table_of(name: str, comparisons: Sequence[Comparison]) -> Table:
     """The table of these comparisons."""
-    number = name.removeprefix("table")
-    return Sheet(name, f"Table {number}: {table(name).title}", tuple(_block(comparison) for comparison in comparisons))
+    title = f"Table {name.removeprefix('table')}: {published_table(name).title}"
+    return Table(name, title, tuple(_block(comparison) for comparison in comparisons))
 
 
 def _block(comparison: Comparison) -> Block:

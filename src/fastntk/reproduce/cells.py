@@ -7,7 +7,7 @@
     {shared}/data/imagenet-r/<200 class folders>/         ImageNet-R
     {shared}/weights/cifar100_resnet110.safetensors       made by ``fastntk pretrain``; no public weights fit
 
-Records are shared: a cell uses the very settings of the unlearning experiment where those exist, with more methods.
+Tables share records: cells of one setting differ in the methods they show only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fastntk.experiments.lists import CALTECH_50, MOBILENET, ONE_CLASS, PAPER, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20
-from fastntk.experiments.setting import REST, Method, Request, Setting
+from fastntk.reproduce.setting import FULL, PAPER, REST, MethodRow, Request, Setting
 from fastntk.training.recipe import Recipe
+
+ONE_CLASS = (Request("class", 0),)
+CALTECH_50 = (
+    "Faces", "Leopards", "Motorbikes", "airplanes", "bonsai", "brain", "buddha", "butterfly", "car_side", "chandelier",
+    "ewer", "grand_piano", "hawksbill", "helicopter", "kangaroo", "ketch", "menorah", "starfish", "trilobite", "watch",
+)  # fmt: skip
+"""The classes of Caltech that have 50 training images."""
+RESNET = Setting(
+    name="resnet20-100",
+    model="resnet20",
+    weights="cifar100",
+    data="{shared}/data/cifar10-5k.npz@train",
+    holdout="{shared}/data/cifar10-5k.npz@test",
+    images_per_class=100,
+    requests=ONE_CLASS,
+    seeds=(0, 1, 2, 3, 4),
+    methods=PAPER,
+)
+RESNET_200 = replace(RESNET, name="resnet20-200", images_per_class=200)
+RESNET_500 = replace(RESNET, name="resnet20-500", images_per_class=500, seeds=(0, 1, 2))
+MOBILENET = replace(
+    RESNET,
+    name="mobilenetv2-100",
+    model="mobilenetv2_x0_5",
+    weights="{shared}/weights/cifar100_mobilenetv2_x0_5.safetensors",
+    seeds=(0, 1, 2),
+)
+VIT = Setting(
+    name="vit-caltech-20x50",
+    model="timm:vit_small_patch14_dinov2",
+    weights="{shared}/weights/vit_small_patch14_dinov2.safetensors",
+    image_size=56,
+    data="{shared}/data/caltech50@train",
+    holdout="{shared}/data/caltech50@holdout",
+    only_classes=CALTECH_50,
+    images_per_class=50,
+    tune="prompts+head",
+    recipe=Recipe(epochs=6, lr=5e-3, batch_size=32, weight_decay=1e-4),
+    requests=ONE_CLASS,
+    seeds=(0, 1),
+    extra_retrain_seeds=(2,),
+    methods=PAPER,
+    note="Images of 56 pixels and 6 epochs, so that it finishes on two cores.",
+    probes=True,
+)
+VIT_20X20 = replace(VIT, name="vit-caltech-20x20", images_per_class=20)
+VIT_50X20 = replace(
+    VIT,
+    name="vit-caltech-50x20",
+    only_classes=None,
+    images_per_class=20,
+    image_size=42,
+    note="Images of 42 pixels and 6 epochs, so that it finishes on two cores: rows take 51 passes here.",
+)
+VIT_CIFAR = replace(
+    VIT,
+    name="vit-cifar10-100",
+    data=RESNET.data,
+    holdout=RESNET.holdout,
+    only_classes=None,
+    images_per_class=100,
+    probes=False,
+)
 
 HERE_CIFAR = "real CIFAR-10: the first images of each class, 2 000 of the 10 000 test images held out"
 HERE_CNN = f"{HERE_CIFAR}; CIFAR-100 weights trained for this project"
@@ -36,7 +98,7 @@ class Cell:
     """One setting in one published column. ``model`` is the name that selects it; an ``optional`` cell runs when asked for.
 
     ``column`` is its position in the published table. ``probed`` names the models of the probing table, and is empty in the
-    others.
+    others; the figures of untrained models are in every record that was probed, and are read from Full's.
     """
 
     table: str
@@ -52,6 +114,14 @@ class Cell:
     note: str | None = None
 
     @property
+    def methods(self) -> tuple[MethodRow, ...]:
+        """The method rows whose records the cell is made from."""
+        if not self.probed:
+            return self.setting.methods
+        labels = {FULL.label if label in UNTRAINED else label for label in self.probed}
+        return tuple(row for row in self.setting.methods if row.label in labels)
+
+    @property
     def request(self) -> Request:
         """The one request of the cell."""
         return self.setting.requests[0]
@@ -63,42 +133,22 @@ class Cell:
         return self.setting.images_per_class
 
 
-def _asked(setting: Setting) -> Setting:
-    """The setting with the tables' request and methods; neither is part of its digest."""
-    return replace(setting, requests=ONE_CLASS, methods=PAPER)
-
-
-VIT_CIFAR = _asked(
-    replace(
-        VIT,
-        name="vit-cifar10-100",
-        data="{shared}/data/cifar10-5k.npz@train",
-        holdout="{shared}/data/cifar10-5k.npz@test",
-        only_classes=None,
-        images_per_class=100,
-    )
-)
-VIT_20X20 = _asked(replace(VIT, name="vit-caltech-20x20", only_classes=CALTECH_50, images_per_class=20))
-
-
 def _here() -> tuple[Cell, ...]:
     return (*_cnns_here(), *_caltech_here(), *_cifar_vits_here())
 
 
 def _cnns_here() -> Iterator[Cell]:
     for place, setting in enumerate((RESNET, RESNET_200, RESNET_500)):
-        made = _asked(setting)
-        yield Cell("table1", 3 + place, "resnet20", "ResNet-20", made, 10, stand_in=RESNET_FOR, note=HERE_CNN)
+        yield Cell("table1", 3 + place, "resnet20", "ResNet-20", setting, 10, stand_in=RESNET_FOR, note=HERE_CNN)
     for place, images in enumerate((100, 200, 500)):
-        made = _asked(replace(MOBILENET, name=f"mobilenetv2-{images}", images_per_class=images))
+        setting = replace(MOBILENET, name=f"mobilenetv2-{images}", images_per_class=images)
         title = "MobileNetV2 ×0.5"
-        yield Cell("table1", place, "mobilenetv2", title, made, 10, optional=images > 100, note=HERE_CNN)
+        yield Cell("table1", place, "mobilenetv2", title, setting, 10, optional=images > 100, note=HERE_CNN)
 
 
 def _caltech_here() -> Iterator[Cell]:
     """In the columns of the network of the same width, ViT-Small."""
-    small, wide = _asked(VIT), _asked(VIT_50X20)
-    for table, settings in (("table2", {2: small, 3: wide}), ("table3", {0: VIT_20X20, 1: small, 2: wide})):
+    for table, settings in (("table2", {2: VIT, 3: VIT_50X20}), ("table3", {0: VIT_20X20, 1: VIT, 2: VIT_50X20})):
         for place, setting in settings.items():
             yield Cell(
                 table,
@@ -106,7 +156,7 @@ def _caltech_here() -> Iterator[Cell]:
                 "vit_small_patch14",
                 f"ViT-S/14 at {setting.image_size} px",
                 setting,
-                50 if setting is wide else 20,
+                50 if setting is VIT_50X20 else 20,
                 probed=PROBED if table == "table3" else (),
                 stand_in=CALTECH_FOR,
                 note=setting.note,
@@ -156,6 +206,7 @@ REAL_VIT = Setting(
     requests=ONE_CLASS,
     seeds=FIVE,
     methods=PAPER,
+    probes=True,
 )
 VITS = {"vit_tiny": "ViT-Tiny/16", "vit_small": "ViT-Small/16", "vit_base": "ViT-Base/16"}
 
@@ -199,6 +250,7 @@ def _cifar_vit(model: str, images: int) -> Setting:
         only_classes=None,
         class_draw=None,
         images_per_class=images,
+        probes=False,
     )
 
 
@@ -208,8 +260,3 @@ CELLS: tuple[Cell, ...] = (*_here(), *_real())
 def cells_of(table: str, *, real: bool) -> tuple[Cell, ...]:
     """The cells of one table, ours or the paper's own settings."""
     return tuple(cell for cell in CELLS if cell.table == table and cell.real == real)
-
-
-def methods_of(cell: Cell, labels: tuple[str, ...] | None) -> tuple[Method, ...]:
-    """The cell's methods with these labels, in the table's order; all for None."""
-    return tuple(method for method in cell.setting.methods if labels is None or method.label in labels)

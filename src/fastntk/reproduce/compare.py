@@ -1,6 +1,6 @@
 """Our figures beside the paper's, as numbers: for each published column, the cell that stands in it and its records' means.
 
-Accuracies in per cent. Nothing is filled in: what was not run has no figure. :mod:`fastntk.experiments.sheets` words them.
+Accuracies in per cent. Nothing is filled in: what was not run has no figure. :mod:`fastntk.reproduce.tables` words them.
 Knows no torch.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fastntk.experiments import paper
-from fastntk.experiments.cells import Cell
-from fastntk.experiments.records import read_record, setting_folder
-from fastntk.experiments.summary import Figure
+from fastntk.reproduce import paper
+from fastntk.reproduce.cells import Cell
+from fastntk.reproduce.records import setting_folder
+from fastntk.reproduce.setting import FULL
+from fastntk.reproduce.summary import Figure, Record, accuracy, distance, is_probed, probe, read_records, relearning
 
 
 @dataclass(frozen=True)
@@ -92,52 +92,60 @@ class Comparison:
 
 def compare(table: str, cells: Sequence[Cell], *, out: Path) -> tuple[Comparison, ...]:
     """One comparison a cell, in the order of the published columns."""
-    published = paper.table(table)
-    made = []
+    published = paper.published_table(table)
+    comparisons = []
     for cell in sorted(cells, key=lambda cell: (cell.column, cell.real)):
         folder = setting_folder(out, cell.setting.name)
         entries = (_probe_entries if cell.probed else _entries)(cell, published, folder)
         metrics = PROBES if cell.probed else (*ACCURACIES, RELEARN)
-        made.append(Comparison(table, published.columns[cell.column], cell, metrics, tuple(entries)))
-    return tuple(made)
+        comparisons.append(Comparison(table, published.columns[cell.column], cell, metrics, tuple(entries)))
+    return tuple(comparisons)
 
 
-def _entries(cell: Cell, published: paper.Table, folder: Path) -> Iterator[Entry]:
-    for method in cell.setting.methods:
+def _entries(cell: Cell, published: paper.PublishedTable, folder: Path) -> Iterator[Entry]:
+    for row in cell.methods:
         # Extra Retrains serve the seed-to-seed spread: here each method has the seeds of the runs.
-        records = _records(cell, method.slug, folder)
-        theirs = {m.key: published.figure(m.published, method.label, cell.column) for m in (*ACCURACIES, RELEARN)}
-        ours: dict[str, Ours | None] = dict.fromkeys(theirs)
-        if records:
-            for metric in ACCURACIES:
-                ours[metric.key] = Ours(Figure.of(100 * record["accuracy"]["method"][metric.key] for record in records))
-            ours[RELEARN.key] = _relearned(records)
-        recovered = Figure.of(record["recovered"] for record in records).mean
-        yield Entry(method.label, len(records), len(cell.setting.seeds), ours, theirs, recovered)
+        records = read_records(cell.setting.seeds, cell.request, row, folder=folder)
+        theirs = {m.key: published.figure(m.published, row.label, cell.column) for m in (*ACCURACIES, RELEARN)}
+        ours = {m.key: _mean([_percent(accuracy(record, m.key)) for record in records]) for m in ACCURACIES}
+        recovered = Figure.of(distance(record, "same_seed", "recovered") for record in records).mean
+        known = [record for record in records if accuracy(record, "retain") is not None]
+        yield Entry(row.label, len(known), len(cell.setting.seeds), ours | {RELEARN.key: _relearned(known)}, theirs, recovered)
 
 
-def _probe_entries(cell: Cell, published: paper.Table, folder: Path) -> Iterator[Entry]:
+UNTRAINED_MODELS = {"pre-trained": "pretrained", "random-init": "random"}
+"""Rows of the probing table that are no method, by their names in an audit."""
+
+
+def _probe_entries(cell: Cell, published: paper.PublishedTable, folder: Path) -> Iterator[Entry]:
+    rows = {row.label: row for row in cell.setting.methods}
     for label in cell.probed:
-        records = _records(cell, f"probe-{label}", folder)
         # The anchor does not depend on the seed.
-        wanted = 1 if label == "pre-trained" else len(cell.setting.seeds)
+        seeds = cell.setting.seeds[:1] if label == "pre-trained" else cell.setting.seeds
+        records = read_records(seeds, cell.request, FULL if label in UNTRAINED_MODELS else rows[label], folder=folder)
+        model = UNTRAINED_MODELS.get(label, "unlearned")
+        records = [record for record in records if is_probed(record, model)]
         theirs = {metric.key: published.figure(metric.published, label, cell.column) for metric in PROBES}
-        ours = {metric.key: _probed(records, *metric.key.split(".")) for metric in PROBES}
-        yield Entry(label, len(records), wanted, ours, theirs)
+        ours = {metric.key: _probed(records, model, *metric.key.split(".")) for metric in PROBES}
+        yield Entry(label, len(records), len(seeds), ours, theirs)
 
 
-def _records(cell: Cell, name: str, folder: Path) -> list[dict[str, Any]]:
-    paths = [folder / cell.request.name / f"{name}-seed{seed}.json" for seed in cell.setting.seeds]
-    return [read_record(path) for path in paths if path.exists()]
-
-
-def _relearned(records: Sequence[dict[str, Any]]) -> Ours:
+def _relearned(records: Sequence[Record]) -> Ours | None:
     """A censored run counts as the cap: the mean is then a lower bound, and is shown as one."""
-    found = [record["relearn"] for record in records]
-    epochs = Figure.of(float(one["cap"] if one["censored"] else one["epochs"]) for one in found)
-    return Ours(epochs, sum(one["censored"] for one in found), found[0]["cap"])
+    known = [found for record in records if (found := relearning(record)) is not None]
+    if not known:
+        return None
+    return Ours(Figure.of(one.epochs for one in known), sum(one.censored for one in known), known[0].cap)
 
 
-def _probed(records: Sequence[dict[str, Any]], kind: str, where: str) -> Ours | None:
-    known = [record[kind] for record in records if record[kind] is not None]
-    return Ours(Figure.of(100 * one[where] for one in known)) if known else None
+def _probed(records: Sequence[Record], model: str, kind: str, where: str) -> Ours | None:
+    return _mean([_percent(probe(record, kind, model, where)) for record in records])
+
+
+def _mean(values: Sequence[float | None]) -> Ours | None:
+    figure = Figure.of(values)
+    return None if figure.mean is None else Ours(figure)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value

@@ -2,14 +2,15 @@
 
     <work>/<model>-<training digest>/fit-seed<k>.safetensors
     <work>/<model>-<training digest>/retrain-<request>-seed<k>.safetensors
-    <work>/<model>-<training digest>/<method>-<request>-seed<k>.safetensors     unlearned, for probes
 
 Each holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
-pre-trained weights is refused. The one model of a bench is moved from vector to vector; nobody else may hold on to it.
+pre-trained weights is refused. Runs and Retrains that are handed out have models of their own, which share with one another
+only what no training of an experiment changes.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,14 +27,14 @@ from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Samples, Split, load_source
 from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
-from fastntk.experiments.loading import chosen_classes, load_rest
-from fastntk.experiments.setting import REST, Request, Setting, locate, slug
 from fastntk.models import build_model, card_of, input_spec
+from fastntk.reproduce.loading import chosen_classes, load_rest
+from fastntk.reproduce.setting import REST, Request, Setting, locate, slug
 from fastntk.training.fitting import train
-from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.tuning import Subset, tune
-from fastntk.unlearning.baselines.retrain import retrain_in_place as retrain
+from fastntk.unlearning.baselines.retrain import retrain_in_place
+from fastntk.unlearning.result import Unlearned
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Trained:
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class Experiment:
     """A setting's model, tuned subset, anchor, data and hold-out set, and the folder of trained weights."""
 
     setting: Setting
@@ -70,13 +71,34 @@ class Bench:
         return ForgetRequest(ids=request.ids(self.samples)).resolve(self.samples)
 
     def run(self, seed: int) -> Run:
-        """The fine-tuned run of a seed; it borrows the bench's model, until the next call."""
-        self.subset.set(self.fitted(seed).vector)
-        return Run(self.model, self.subset, self.anchor, self.samples, recipe=self.setting.recipe_for(seed))
+        """The fine-tuned run of a seed."""
+        model = self.model_with(self.fitted(seed).vector)
+        return Run(model, self.subset.on(model), self.anchor, self.samples, recipe=self.setting.recipe_for(seed))
+
+    def retrain_result(self, run: Run, request: Request, seed: int) -> Unlearned:
+        """The Retrain of a seed as a result of ``unlearn(run, method="retrain")``, from the vector that is kept."""
+        trained, split = self.retrained(request, seed), self.split(request)
+        return Unlearned(
+            run=run,
+            model=self.model_with(trained.vector),
+            delta=trained.vector - run.subset.get(),
+            method="retrain",
+            split=split,
+            seconds=trained.wall,
+            details={"method": "retrain", "options": {}, "seed": seed, "seconds": {"total": trained.wall}},
+        )
+
+    def model_with(self, vector: Tensor) -> nn.Module:
+        """A copy of the model with these tuned parameters (d,); all others are shared, since nothing here changes them."""
+        tuned = {id(parameter) for parameter in self.subset.parameters.values()}
+        rest = [*self.model.parameters(), *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in rest if id(tensor) not in tuned})
+        self.subset.on(model).set(vector)
+        return model
 
     def fitted(self, seed: int) -> Trained:
         """Fine-tuned on everything: read, or trained and kept."""
-        return self._kept(fit_file(seed), identity=self.identity, keep=None, seed=seed)
+        return self._read_or_train(fit_file(seed), identity=self.identity, keep=None, seed=seed)
 
     def retrained(self, request: Request, seed: int) -> Trained:
         """Retrained without the forget set: read, or trained and kept."""
@@ -84,12 +106,7 @@ class Bench:
         keep = torch.ones(len(self.samples), dtype=torch.bool)
         keep[split.forget] = False
         identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
-        return self._kept(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
-
-    def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """Logits (n, C) with these tuned parameters."""
-        self.subset.set(vector)
-        return predict(self.model, inputs)
+        return self._read_or_train(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
 
     def train(self, seed: int, keep: Tensor | None) -> Trained:
         """Train from the anchor, on the kept samples."""
@@ -99,25 +116,25 @@ class Bench:
             self.subset.set(self.anchor)
             train(self.model, self.subset, self.samples, recipe)
         else:
-            retrain(self.model, self.subset, self.anchor, self.samples, keep, recipe, seed=None)
+            retrain_in_place(self.model, self.subset, self.anchor, self.samples, keep, recipe, seed=None)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         return Trained(self.subset.get(), wall, cpu, torch.get_num_threads())
 
-    def _kept(self, name: str, *, identity: str, keep: Tensor | None, seed: int) -> Trained:
+    def _read_or_train(self, name: str, *, identity: str, keep: Tensor | None, seed: int) -> Trained:
         path = self.folder / name
         if path.exists():
             return read_vector(path, identity=identity)
-        made = self.train(seed, keep)
-        write_vector(path, made, identity=identity)
-        return made
+        trained = self.train(seed, keep)
+        write_vector(path, trained, identity=identity)
+        return trained
 
 
-def open_bench(setting: Setting, *, shared: Path, work: Path) -> Bench:
+def open_experiment(setting: Setting, *, shared: Path, work: Path) -> Experiment:
     """Build the model and load the data."""
     source = locate(setting.data, shared)
     catalog = open_source(source)
-    kept = chosen_classes(setting, catalog.names)
-    classes = select(catalog, images_per_class=setting.images_per_class, only_classes=kept).classes
+    names = chosen_classes(setting, catalog.names)
+    classes = select(catalog, images_per_class=setting.images_per_class, only_classes=names).classes
     weights = None if setting.weights is None else locate(setting.weights, shared)
     model = build_model(setting.model, num_classes=len(classes), weights=weights, image_size=setting.image_size)
     subset = tune(
@@ -128,12 +145,12 @@ def open_bench(setting: Setting, *, shared: Path, work: Path) -> Bench:
         seed=setting.prompt_seed,
     )
     spec = input_spec(model)
-    samples = load_source(source, spec=spec, images_per_class=setting.images_per_class, only_classes=kept)
+    samples = load_source(source, spec=spec, images_per_class=setting.images_per_class, only_classes=names)
     if setting.holdout == REST:
         holdout = load_rest(catalog, samples, spec=spec, most=setting.holdout_per_class)
     else:
         holdout = load_source(locate(setting.holdout, shared), spec=spec, classes=samples.classes)
-    return Bench(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work))
+    return Experiment(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work))
 
 
 def vector_folder(setting: Setting, work: Path) -> Path:
@@ -151,10 +168,10 @@ def retrain_file(request: Request, seed: int) -> str:
     return f"retrain-{request.name}-seed{seed}.safetensors"
 
 
-def write_vector(path: Path, made: Trained, *, identity: str) -> None:
+def write_vector(path: Path, trained: Trained, *, identity: str) -> None:
     """Keep a tuned vector and what it was made from."""
-    header = {"identity": identity, "wall": repr(made.wall), "cpu": repr(made.cpu), "threads": str(made.threads)}
-    write_file(path, save({"vector": made.vector}, metadata=header), overwrite=True)
+    header = {"identity": identity, "wall": repr(trained.wall), "cpu": repr(trained.cpu), "threads": str(trained.threads)}
+    write_file(path, save({"vector": trained.vector}, metadata=header), overwrite=True)
 
 
 def read_vector(path: Path, *, identity: str) -> Trained:

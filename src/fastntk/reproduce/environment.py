@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 
+import fastntk
+
 
 def environment() -> dict[str, Any]:
     """JSON-able."""
-    versions = {name: metadata.version(name) for name in ("fastntk", "torch", "numpy", "scipy")}
+    versions = {"python": platform.python_version(), "fastntk": fastntk.__version__}
     return {
         "cpu": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version()} | versions,
+        "versions": versions | {name: metadata.version(name) for name in ("torch", "numpy", "scipy")},
         "commit": _commit(),
     }
 
@@ -30,11 +32,9 @@ def environment() -> dict[str, Any]:
 @cache
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 @cache

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fastntk.base.errors import InputError
-from fastntk.experiments.cells import PROBED, Cell, cells_of, methods_of
-from fastntk.experiments.lists import PAPER
-from fastntk.experiments.paper import TABLES
-from fastntk.experiments.setting import Setting
+from fastntk.reproduce.cells import PROBED, Cell, cells_of
+from fastntk.reproduce.paper import TABLES
+from fastntk.reproduce.setting import PAPER, Setting
 
 
 def select_cells(
@@ -29,22 +28,25 @@ def select_cells(
     """
     if table not in TABLES:
         raise InputError(f"Unknown table {table!r}: choose one of {', '.join(TABLES)}.")
-    found = _candidates(table, models, real=real)
-    found = _matching(found, "images per class", images_per_class, lambda cell: cell.images_per_class)
-    found = _matching(found, "classes", classes, lambda cell: cell.classes)
+    cells = _candidates(table, models, real=real)
+    cells = _matching(cells, "images per class", images_per_class, lambda cell: cell.images_per_class)
+    cells = _matching(cells, "classes", classes, lambda cell: cell.classes)
     if images_per_class is None:
-        found = tuple(cell for cell in found if not cell.optional)
-    if not found:
+        cells = tuple(cell for cell in cells if not cell.optional)
+    if not cells:
         raise InputError(f"{table} has no cell with this combination of models, classes and images per class.")
     labels = _labels(table, methods)
-    return tuple(with_seeds(with_methods(cell, labels), seeds) for cell in found)
+    return tuple(with_seeds(with_methods(cell, labels), seeds) for cell in cells)
 
 
 def with_methods(cell: Cell, labels: tuple[str, ...] | None) -> Cell:
     """The cell with these methods only; in the probing table, with these models."""
+    if labels is None:
+        return cell
     if cell.probed:
-        return replace(cell, probed=tuple(label for label in cell.probed if labels is None or label in labels))
-    return replace(cell, setting=replace(cell.setting, methods=methods_of(cell, labels)))
+        return replace(cell, probed=tuple(label for label in cell.probed if label in labels))
+    rows = tuple(row for row in cell.setting.methods if row.label in labels)
+    return replace(cell, setting=replace(cell.setting, methods=rows))
 
 
 def with_seeds(cell: Cell, count: int | None) -> Cell:
@@ -65,13 +67,13 @@ def with_seeds(cell: Cell, count: int | None) -> Cell:
 
 
 def settings_of(cells: Sequence[Cell]) -> tuple[Setting, ...]:
-    """The settings behind the cells, each once, methods joined."""
-    found: dict[str, Setting] = {}
+    """The settings behind the cells, each once, with the rows that any of them shows."""
+    settings: dict[str, Setting] = {}
     for cell in cells:
-        known = found.get(cell.setting.name)
-        methods = (*known.methods, *cell.setting.methods) if known else cell.setting.methods
-        found[cell.setting.name] = replace(cell.setting, methods=tuple({m.label: m for m in methods}.values()))
-    return tuple(found.values())
+        known = settings.get(cell.setting.name)
+        rows = (*known.methods, *cell.methods) if known else cell.methods
+        settings[cell.setting.name] = replace(cell.setting, methods=tuple({row.label: row for row in rows}.values()))
+    return tuple(settings.values())
 
 
 def _candidates(table: str, models: Sequence[str] | None, *, real: bool) -> tuple[Cell, ...]:
@@ -97,7 +99,7 @@ def _matching(
 def _labels(table: str, methods: Sequence[str] | None) -> tuple[str, ...] | None:
     if methods is None:
         return None
-    known = PROBED if table == "table3" else [method.label for method in PAPER]
+    known = PROBED if table == "table3" else [row.label for row in PAPER]
     _refuse_unknown("methods", methods, known)
     return tuple(methods)
 
