@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastntk.experiments.compare import Comparison
+from fastntk.reproduce.compare import Comparison
 
 ZERO, CLOSE, SHORT = 0.5, 2.5, 0.9
 """Forget accuracy counts as 0 below this; accuracies are close within so many points; relearning as long from this share on."""

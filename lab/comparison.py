@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fastntk.experiments.bench import open_bench
-from fastntk.experiments.lists import FAST_NTK, FULL, REPLAY, RESNET, RETRAIN
-from fastntk.experiments.records import SCHEMA, read_record, write_record
-from fastntk.experiments.setting import Method, Request, Setting, slug
+from fastntk.reproduce.cells import RESNET
+from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce.records import read_record, write_record
+from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, MethodRow, Request, Setting, slug
 from fastntk.unlearning.baseline_tuning import SEARCH_SPACES, tune_baseline
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 
@@ -24,6 +24,8 @@ REQUESTS = (Request("class", 0), Request("random", 0.1, draw_seed=0))
 SPARE_SEED = 100
 BUDGET = 6
 FOLDER = "tuned"
+TUNING = 1
+"""The schema of a tuning's file."""
 SAMPLES_CAP = 10
 """Epochs of relearning for a random share: no model, Full included, gets there in 100, so it costs time and tells nothing."""
 
@@ -43,9 +45,9 @@ def comparison(out: Path) -> tuple[Setting, ...]:
     )
 
 
-def _tuned(request: Request, out: Path) -> list[Method]:
-    found = ((method, tuning_file(request, method, out)) for method in BASELINES)
-    return [Method(method, method, read_record(path)["options"]) for method, path in found if path.exists()]
+def _tuned(request: Request, out: Path) -> list[MethodRow]:
+    files = ((method, tuning_file(request, method, out)) for method in BASELINES)
+    return [MethodRow(method, method, read_record(path, schema=TUNING)["options"]) for method, path in files if path.exists()]
 
 
 def tuning_file(request: Request, method: str, out: Path) -> Path:
@@ -56,16 +58,16 @@ def tuning_file(request: Request, method: str, out: Path) -> Path:
 def tune(*, out: Path, work: Path, shared: Path) -> None:
     """Tune every baseline on every request, on the spare seed; what is there is not made again."""
     setting = replace(RESNET, seeds=(SPARE_SEED,), name="compare-tuning")
-    bench = open_bench(setting, shared=shared, work=work)
+    experiment = open_experiment(setting, shared=shared, work=work)
     for request in REQUESTS:
         missing = [method for method in BASELINES if not tuning_file(request, method, out).exists()]
-        run = bench.run(SPARE_SEED) if missing else None
+        run = experiment.run(SPARE_SEED) if missing else None
         rehearsal: Rehearsal | None = None
         for method in missing:
             assert run is not None
-            ids = request.ids(bench.samples)
+            ids = request.ids(experiment.samples)
             rehearsal = rehearsal or rehearse(run, ids=ids, seed=SPARE_SEED)
             print(f"{request.name}: {method}, {BUDGET} trials …", flush=True)
-            made = tune_baseline(run, method, ids=ids, budget=BUDGET, seed=SPARE_SEED, rehearsal=rehearsal)
-            told = {"schema": SCHEMA, "request": request.name, "run_seed": SPARE_SEED}
-            write_record(tuning_file(request, method, out), told | made.to_dict())
+            tuned = tune_baseline(run, method, ids=ids, budget=BUDGET, seed=SPARE_SEED, rehearsal=rehearsal)
+            told = {"schema": TUNING, "request": request.name, "run_seed": SPARE_SEED}
+            write_record(tuning_file(request, method, out), told | tuned.to_dict())

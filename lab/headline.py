@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastntk.base.errors import InputError
-from fastntk.experiments.setting import Request, Setting
-from fastntk.experiments.summary import Row, row_of
+from fastntk.reproduce.setting import Request, Setting
+from lab.rows import Row, row_of
 
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 COLUMNS = (

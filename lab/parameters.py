@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-import torch
 from torch import nn
 
-from fastntk.experiments import paper
 from fastntk.models import build_model
-from fastntk.models.torchvision_ops import import_optional
-from fastntk.tuning import Subset
+from fastntk.reproduce import paper
+from fastntk.reproduce.expect import network_on_meta
 from fastntk.tuning import tune as choose
 
 CNNS = ("resnet110", "mobilenetv2_x0_5")
@@ -88,23 +86,7 @@ def convolutions(model: nn.Module) -> tuple[ConvKind, ...]:
 
 def vit(name: str, *, classes: int) -> nn.Module:
     """timm's ViT/16 without memory for its weights: counts need shapes only."""
-    return _on_meta(f"{name}_patch16_224", classes)
-
-
-def _on_meta(name: str, classes: int) -> nn.Module:
-    timm = import_optional("timm", extra="timm")
-    with torch.device("meta"):
-        made: nn.Module = timm.create_model(name, num_classes=classes)
-    return made.eval()
-
-
-def count_model(name: str, *, classes: int, tune: str) -> tuple[nn.Module, Subset]:
-    """A network by its name in settings, on the meta device, and what is tuned of it."""
-    if name.startswith("timm:"):
-        model = _on_meta(name.removeprefix("timm:"), classes)
-    else:
-        model = build_model(name, num_classes=classes).to("meta")
-    return model, choose(model, tune)
+    return network_on_meta(f"timm:{name}_patch16_224", classes=classes)
 
 
 def transformer(name: str) -> Transformer:
@@ -122,7 +104,7 @@ def shares() -> tuple[Share, ...]:
     """The tuned share of every network the paper names, with its number of classes."""
     named: dict[tuple[str, int], float] = {}
     for name in paper.TABLES:
-        for column in paper.table(name).columns:
+        for column in paper.published_table(name).columns:
             if column.ratio_percent is not None:
                 named[column.model, column.classes] = column.ratio_percent
     found = []

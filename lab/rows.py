@@ -1,37 +1,19 @@
-"""Means over seeds, from the records of one setting and request: what a table's row says, as numbers.
+"""Means over seeds of one method, setting and request: what a table's row says, as numbers, projected from audits.
 
-Numbers only; :mod:`fastntk.experiments.pages` words them. Knows no torch.
+Numbers only; the pages word them. Knows no torch.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fastntk.experiments.records import read_record
-from fastntk.experiments.setting import Method, Request, Setting
+from fastntk.reproduce.setting import MethodRow, Request, Setting
+from fastntk.reproduce.summary import SETS, Figure, Record, accuracy, distance, read_records, relearning
 
-SETS = ("retain", "forget", "holdout")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Mean, sample standard deviation (None for one value) and count of what is known; empty where nothing is."""
-
-    mean: float | None
-    std: float | None = None
-    count: int = 0
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Figure:
-        """Over the values that are there."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return cls(None)
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+PLACES = ("forget", "holdout")
 
 
 @dataclass(frozen=True)
@@ -39,10 +21,10 @@ class Row:
     """One method's figures over its seeds.
 
     ``gap``: accuracy less that of the same seed's Retrain. ``relearn_ratio``: epochs over Retrain's, None where either is
-    censored: two models that both exceed the cap are not thereby equal.
+    censored or was not measured: two models that both exceed the cap are not thereby equal.
     """
 
-    method: Method
+    method: MethodRow
     seeds: tuple[int, ...]
     wanted: int
     accuracy: dict[str, Figure]
@@ -68,39 +50,33 @@ class Row:
         return None if figure.mean is None or not spread else figure.mean / spread
 
 
-def read_records(setting: Setting, request: Request, method: Method, *, folder: Path) -> list[dict[str, Any]]:
+def records_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> list[Record]:
     """The records that exist, in the order of the seeds."""
-    paths = [folder / request.name / f"{method.slug}-seed{seed}.json" for seed in setting.seeds_of(method)]
-    return [read_record(path) for path in paths if path.exists()]
+    return read_records(setting.seeds_of(method), request, method, folder=folder)
 
 
-def row_of(setting: Setting, request: Request, method: Method, *, folder: Path) -> Row | None:
+def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> Row | None:
     """A method's row, None where no seed was run."""
-    records = read_records(setting, request, method, folder=folder)
+    records = [record for record in records_of(setting, request, method, folder=folder) if "accuracy" in record["audit"]]
     if not records:
         return None
-    reference = {r["seed"]: r for r in read_records(setting, request, _retrain(setting), folder=folder)}
-    relearned = [_epochs(record) for record in records]
-    paired = [reference[record["seed"]] for record in records if record["seed"] in reference]
-    known = len(paired) == len(records) and not any(record["relearn"]["censored"] for record in [*records, *paired])
-    base = sum(_epochs(record) for record in paired)
-    ratio = sum(relearned) / base if known and base > 0 else None
-    where = ("forget", "holdout")
+    relearned = [found for record in records if (found := relearning(record)) is not None]
+    total = "total_variation"
     return Row(
         method=method,
         seeds=tuple(record["seed"] for record in records),
         wanted=len(setting.seeds_of(method)),
-        accuracy={name: Figure.of(record["accuracy"]["method"][name] for record in records) for name in SETS},
+        accuracy={name: Figure.of(accuracy(record, name) for record in records) for name in SETS},
         gap={name: statistics.fmean(_gap(record, name) for record in records) for name in SETS},
-        relearn=Figure.of(relearned),
-        relearn_censored=sum(record["relearn"]["censored"] for record in records),
-        relearn_ratio=ratio,
-        cap=records[0]["relearn"]["cap"],
-        recovered=Figure.of(record["recovered"] for record in records),
-        same={place: Figure.of(record["total_variation"][place]["same_seed"] for record in records) for place in where},
-        others={place: Figure.of(_others(record, place) for record in records) for place in where},
-        spread={place: Figure.of(records[0]["retrain_spread"][place].values()) for place in where},
-        weight_distance=Figure.of(record["weight_distance"] for record in records),
+        relearn=Figure.of(one.epochs for one in relearned),
+        relearn_censored=sum(one.censored for one in relearned),
+        relearn_ratio=_relearn_ratio(records),
+        cap=relearned[0].cap,
+        recovered=Figure.of(distance(record, "same_seed", "recovered") for record in records),
+        same={place: Figure.of(distance(record, "same_seed", total, place) for record in records) for place in PLACES},
+        others={place: Figure.of(_others(record, place) for record in records) for place in PLACES},
+        spread={place: Figure.of(_between_retrains(records[0], place)) for place in PLACES},
+        weight_distance=Figure.of(distance(record, "same_seed", "weights") for record in records),
         seconds=Figure.of(_seconds(record) for record in records),
         ratio_with_rows=Figure.of(_ratio(record, "with_rows") for record in records),
         ratio_without_rows=Figure.of(_ratio(record, "without_rows") for record in records),
@@ -109,35 +85,41 @@ def row_of(setting: Setting, request: Request, method: Method, *, folder: Path) 
     )
 
 
-def _retrain(setting: Setting) -> Method:
-    found: Sequence[Method] = [m for m in setting.methods if m.method == "retrain" and not m.options]
-    return found[0] if found else Method("retrain", "retrain")
+def _relearn_ratio(records: Sequence[Record]) -> float | None:
+    pairs = [(relearning(record), relearning(record, "retrain")) for record in records]
+    if any(one is None or one.censored for pair in pairs for one in pair):
+        return None
+    ours, theirs = (sum(one.epochs for one in side if one is not None) for side in zip(*pairs))
+    return ours / theirs if theirs > 0 else None
 
 
-def _epochs(record: dict[str, Any]) -> float:
-    """Relearn epochs; a censored one counts as the cap, a lower bound."""
-    relearn = record["relearn"]
-    return float(relearn["cap"] if relearn["censored"] else relearn["epochs"])
-
-
-def _others(record: dict[str, Any], place: str) -> float | None:
+def _others(record: Record, place: str) -> float | None:
     """The mean distance to the Retrains of other seeds."""
-    return Figure.of(record["total_variation"][place]["other_seeds"].values()).mean
+    seeds = [seed for seed in record["audit"]["distances"].get("by_seed", {}) if seed != str(record["seed"])]
+    return Figure.of(distance(record, "by_seed", seed, "total_variation", place) for seed in seeds).mean
 
 
-def _ratio(record: dict[str, Any], kind: str) -> float:
+def _between_retrains(record: Record, place: str) -> list[float | None]:
+    pairs = record["audit"]["distances"].get("retrain_pairs", {})
+    return [distance(record, "retrain_pairs", pair, "total_variation", place) for pair in pairs]
+
+
+def _ratio(record: Record, kind: str) -> float:
     return float(record["timings"]["ratio_to_retrain"]["cpu"][kind])
 
 
-def _gap(record: dict[str, Any], name: str) -> float:
-    return float(record["accuracy"]["method"][name] - record["accuracy"]["retrain"][name])
+def _gap(record: Record, name: str) -> float:
+    ours, theirs = accuracy(record, name), accuracy(record, name, "retrain")
+    assert ours is not None
+    assert theirs is not None
+    return ours - theirs
 
 
-def _seconds(record: dict[str, Any]) -> float:
+def _seconds(record: Record) -> float:
     timings = record["timings"]
     return float(timings["method"]["cpu"] + (timings["rows"]["cpu"] if timings["rows"] else 0.0))
 
 
-def _verdict(record: dict[str, Any]) -> str | None:
-    verdict = record["details"].get("validity", {}).get("verdict")
+def _verdict(record: Record) -> str | None:
+    verdict = record["audit"]["details"].get("validity", {}).get("verdict")
     return None if verdict in (None, "ok") else f"{verdict} (seed {record['seed']})"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastntk.experiments.setting import Request, Setting
-from fastntk.experiments.summary import Row
+from fastntk.reproduce.setting import Request, Setting
+from lab.rows import Row
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fastntk.planning.routes import Route, Sizes, estimate
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import Cell
 from fastntk.tangent.rows import DEFAULT_CHUNK
-from fastntk.tuning import Subset, find_head
+from fastntk.tuning import find_head
 from fastntk.tuning import tune as choose
 
 CIFAR_SIZE, VIT_SIZE = 32, 224
@@ -105,7 +105,8 @@ def expected(cell: Cell, machine: Machine) -> Expected:
 @cache
 def count(name: str, classes: int, tune: str, size: int) -> Counted:
     """Count a network on shapes alone."""
-    model, subset = count_model(name, classes=classes, tune=tune)
+    model = network_on_meta(name, classes=classes)
+    subset = choose(model, tune)
     image = torch.zeros(1, 3, size, size, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         logits(model, image)
@@ -117,15 +118,14 @@ def count(name: str, classes: int, tune: str, size: int) -> Counted:
     return Counted(counter.get_total_flops(), subset.numel, head.in_features, parameters, live.peak)
 
 
-def count_model(name: str, *, classes: int, tune: str) -> tuple[nn.Module, Subset]:
-    """A network by its name in settings, on the meta device, and what is tuned of it."""
-    if name.startswith("timm:"):
-        timm = import_optional("timm", extra="timm")
-        with torch.device("meta"):
-            model: nn.Module = timm.create_model(name.removeprefix("timm:"), num_classes=classes)
-    else:
-        model = build_model(name, num_classes=classes).to("meta")
-    return model.eval(), choose(model.eval(), tune)
+def network_on_meta(name: str, *, classes: int) -> nn.Module:
+    """A network by its name in settings, without memory for its weights: counts need shapes only."""
+    if not name.startswith("timm:"):
+        return build_model(name, num_classes=classes).to("meta")
+    timm = import_optional("timm", extra="timm")
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model(name.removeprefix("timm:"), num_classes=classes)
+    return model.eval()
 
 
 def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibration:
