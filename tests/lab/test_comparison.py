@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from committed import ROOT, committed
+from lab.comparison import TUNING, comparison, tune, tuning_file
+from lab.comparison_page import comparison_figure, comparison_page, separation
 from tiny_cells import TINY
 
-from fastntk.experiments import comparison as module
-from fastntk.experiments import plan, run_steps
-from fastntk.experiments.comparison import comparison, tune, tuning_file
-from fastntk.experiments.comparison_page import comparison_figure, comparison_page, separation
-from fastntk.experiments.records import read_record, setting_folder
-from fastntk.experiments.setting import Request
+from fastntk.reproduce import Request, plan, run_steps
+from fastntk.reproduce.records import read_record, setting_folder
+from lab import comparison as module
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two baselines on a dozen digits, tuned and recorded; the random share is large enough for an attack."""
     out = tmp_path_factory.mktemp("comparison")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "RESNET", replace(TINY, images_per_class=10))
+        patch.setattr(module, "RESNET", replace(TINY, images_per_class=10, probes=False))
         patch.setattr(module, "BASELINES", ("max-loss", "ssd"))
         patch.setattr(module, "REQUESTS", (Request("random", 0.4),))
         patch.setattr(module, "BUDGET", 2)
@@ -43,21 +42,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tuned_options_are_those_of_the_best_trial_and_are_used(made: Path) -> None:
     request = Request("random", 0.4)
     for method in ("max-loss", "ssd"):
-        tuned = read_record(tuning_file(request, method, made))
+        tuned = read_record(tuning_file(request, method, made), schema=TUNING)
         best = min((trial for trial in tuned["trials"] if trial["score"] is not None), key=lambda trial: trial["score"])
         assert tuned["options"] == best["options"]
         assert len(tuned["trials"]) == 2
         record = read_record(setting_folder(made, f"compare-{request.name}") / request.name / f"{method}-seed0.json")
         assert record["options"] == tuned["options"]
-        assert len(record["evidence"]["confidences"]) == record["request"]["forget"] == 12
+        assert len(record["confidences"]) == len(record["margins"]) == record["request"]["forget"] == 12
 
 
 def test_retrain_is_at_no_distance_from_itself(made: Path) -> None:
     request = Request("random", 0.4)
-    evidence = read_record(setting_folder(made, f"compare-{request.name}") / request.name / "retrain-seed0.json")["evidence"]
-    assert evidence["distances"]["jensen_shannon"] == {"forget": 0.0, "holdout": 0.0}
-    assert evidence["distances"]["agreement"] == {"forget": 1.0, "holdout": 1.0}
-    assert evidence["distances"]["tug_of_war"] == 1.0
+    audit = read_record(setting_folder(made, f"compare-{request.name}") / request.name / "retrain-seed0.json")["audit"]
+    distances = audit["distances"]["same_seed"]
+    assert distances["jensen_shannon"] == {"forget": 0.0, "holdout": 0.0}
+    assert distances["agreement"] == {"forget": 1.0, "holdout": 1.0}
+    assert distances["tug_of_war"] == 1.0
 
 
 def test_page_has_a_row_for_every_method_and_every_tuning(made: Path) -> None:
@@ -70,8 +70,7 @@ def test_page_has_a_row_for_every_method_and_every_tuning(made: Path) -> None:
 
 def test_separation_needs_five_models_and_another_side() -> None:
     side = lambda shift, count: [
-        {"seed": k, "evidence": {"confidences": [float(shift + ((7 * k + 3 * i) % 5) / 5) for i in range(40)]}}
-        for k in range(count)
+        {"seed": k, "confidences": [float(shift + ((7 * k + 3 * i) % 5) / 5) for i in range(40)]} for k in range(count)
     ]
     assert separation(side(0, 5), side(0, 5)) is None
     assert separation(side(0, 4), side(3, 4)) is None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from committed import committed
+from lab.headline import END, START, filled, headline
+from lab.settings import UNLEARNING
 
 from fastntk.base.errors import InputError
-from fastntk.experiments.headline import END, START, filled, headline
-from fastntk.experiments.lists import UNLEARNING
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,16 +28,17 @@ def test_no_records_no_figures(tmp_path: Path) -> None:
 
 def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     """`make tables` again, byte for byte."""
-    from fastntk.experiments.development_page import development_page
-    from fastntk.experiments.lists import DEVELOPMENT, SINGLE
-    from fastntk.experiments.pages import page
-    from fastntk.experiments.records import setting_folder
+    from lab.development_page import development_page
+    from lab.settings import DEVELOPMENT, SINGLE
+    from lab.unlearning_page import page
+
+    from fastntk.reproduce.records import setting_folder
 
     first, results = UNLEARNING[0], committed(tmp_path)
     readme = (ROOT / "README.md").read_text("utf-8")
     table = [line for line in headline(first, folder=setting_folder(results, first.name)).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) <= 1
     assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
-    made = page("unlearning", UNLEARNING, single=SINGLE, out=results)
+    made = page(UNLEARNING, single=SINGLE, out=results)
     assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")

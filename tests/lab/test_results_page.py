@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 from committed import ROOT, committed
+from lab.agreement import agreement, probe_agreement
+from lab.expectation import expectation_table
+from lab.headline import filled
+from lab.parameters import VITS, convolutions, shares, transformer
+from lab.results_page import results_page
 
-from fastntk.experiments import paper
-from fastntk.experiments.agreement import agreement, probe_agreement
-from fastntk.experiments.cells import CELLS, cells_of
-from fastntk.experiments.compare import ACCURACIES, PROBES, RELEARN, Comparison, Entry, Ours
-from fastntk.experiments.expect import CPU, GPU, count, expectation_table, expected
-from fastntk.experiments.headline import filled
-from fastntk.experiments.parameters import VITS, convolutions, shares, transformer
-from fastntk.experiments.results_page import results_page
-from fastntk.experiments.summary import Figure
 from fastntk.models import build_model
 from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.reproduce import paper
+from fastntk.reproduce.cells import CELLS, cells_of
+from fastntk.reproduce.compare import ACCURACIES, PROBES, RELEARN, Comparison, Entry, Ours
+from fastntk.reproduce.expect import CPU, GPU, count, expected
+from fastntk.reproduce.summary import Figure
 
 
 @pytest.mark.filterwarnings("ignore:the installed torchvision")
@@ -77,7 +78,7 @@ def test_a_block_has_12_squares_and_not_11() -> None:
 def comparison(figures: dict[str, tuple[float, float, float, float]], *, censored: int = 0) -> Comparison:
     """ResNet-20's first cell with these retain, forget and hold-out accuracies and relearn epochs."""
     cell = cells_of("table1", real=False)[0]
-    published = paper.table("table1")
+    published = paper.published_table("table1")
     metrics = (*ACCURACIES, RELEARN)
     entries = []
     for label, values in figures.items():
@@ -121,7 +122,7 @@ def test_censored_relearning_is_not_judged() -> None:
 
 def test_the_probing_table_says_which_reading_fits() -> None:
     cell = cells_of("table3", real=False)[0]
-    published = paper.table("table3")
+    published = paper.published_table("table3")
     theirs = {m.key: published.figure(m.published, "fast-ntk", cell.column) for m in PROBES}
     values = {"linear_probe.retain": 99.0, "linear_probe.forget": 98.0, "own_head.retain": 97.0, "own_head.forget": 0.0}
     entry = Entry("fast-ntk", 2, 2, {key: Ours(Figure(value, 0.0, 2)) for key, value in values.items()}, theirs)
@@ -134,7 +135,7 @@ def test_the_probing_table_says_which_reading_fits() -> None:
 
 def test_every_published_column_has_a_cell_and_no_two_settings_share_a_name() -> None:
     for name in paper.TABLES:
-        columns = paper.table(name).columns
+        columns = paper.published_table(name).columns
         assert {cell.column for cell in cells_of(name, real=True)} == set(range(len(columns)))
         for cell in CELLS:
             if cell.table == name:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastntk.experiments import Method, Request
-from fastntk.experiments.summary import Figure, Row
-from fastntk.experiments.targets import TARGETS, check_cells
+from lab.rows import Row
+from lab.targets import TARGETS, check_cells
+
+from fastntk.reproduce import MethodRow, Request
+from fastntk.reproduce.summary import Figure
 
 CLASS, RANDOM = Request("class", 0), Request("random", 0.1)
 
@@ -14,7 +16,7 @@ CLASS, RANDOM = Request("class", 0), Request("random", 0.1)
 def row(**changes: object) -> Row:
     one = Figure(1.0, None, 1)
     made = Row(
-        method=Method("tangent-replay", "tangent-replay"),
+        method=MethodRow("tangent-replay", "tangent-replay"),
         seeds=(0,),
         wanted=1,
         accuracy=dict.fromkeys(("retain", "forget", "holdout"), one),

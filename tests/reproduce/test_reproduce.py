@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 from fastntk import schemas
 from fastntk.base.errors import InputError
 from fastntk.cli.app import app
-from fastntk.experiments import cells as cells_module
-from fastntk.experiments.bench import open_bench
-from fastntk.experiments.render import tex
-from fastntk.experiments.selection import select_cells, settings_of
 from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.reproduce import cells as cells_module
+from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce.render import tex
+from fastntk.reproduce.selection import select_cells, settings_of
 from fastntk.training.recipe import Recipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -114,9 +114,9 @@ def test_formats_agree_on_every_figure(finished: Path) -> None:
 def test_the_table_holds_the_records_means_the_papers_figures_and_their_difference(finished: Path) -> None:
     record = json.loads((finished / "records/tiny/class-0/fast-ntk-seed0.json").read_text())
     row = next(row for row in rows((finished / "table1.md").read_text()) if row[0] == "fast-ntk")
-    ours = 100 * record["accuracy"]["method"]["retain"]
+    ours = 100 * record["audit"]["accuracy"]["retain"]["unlearned"]
     assert row[1:5] == ["1", f"{ours:.2f}", "65.60 ± 4.36", f"{ours - 65.60:+.2f}"]
-    assert row[11:] == [">2", "12.40 ± 0.80", "–"] if record["relearn"]["censored"] else row[11] != ">2"
+    assert row[11:] == [">2", "12.40 ± 0.80", "–"] if record["audit"]["relearn"]["unlearned"]["censored"] else row[11] != ">2"
     replay = next(row for row in rows((finished / "table1.md").read_text()) if row[0] == "tangent-replay")
     assert replay[3:5] == ["–", "–"]
     text = (finished / "table1.md").read_text()
@@ -127,13 +127,13 @@ def test_the_table_holds_the_records_means_the_papers_figures_and_their_differen
 def test_probes_have_both_readings_and_the_untrained_only_a_probe(finished: Path) -> None:
     found = {row[0]: row for row in rows((finished / "table3.md").read_text())}
     assert list(found) == ["pre-trained", "random-init", "full", "fast-ntk", "tangent-replay", "retrain"]
-    record = json.loads((finished / "records/tiny/class-0/probe-retrain-seed0.json").read_text())
-    assert record["kind"] == "probe"
-    other = json.loads((finished / "records/tiny/class-0/retrain-seed0.json").read_text())
+    audit = json.loads((finished / "records/tiny/class-0/retrain-seed0.json").read_text())["audit"]
     for name in ("retain", "forget", "holdout"):
-        assert record["own_head"][name] == other["accuracy"]["method"][name]
+        assert audit["probes"]["own_head"]["unlearned"][name] == audit["accuracy"][name]["unlearned"]
     assert found["pre-trained"][8] == found["random-init"][8] == "–"
-    assert float(found["retrain"][2]) == 100 * record["linear_probe"]["retain"]
+    probes = json.loads((finished / "records/tiny/class-0/full-seed0.json").read_text())["audit"]["probes"]["linear_probe"]
+    for label, probe in (("retrain", audit["probes"]["linear_probe"]["unlearned"]), ("random-init", probes["random"])):
+        assert float(found[label][2]) == pytest.approx(100 * probe["retain"], abs=0.005)
 
 
 def test_cells_that_were_not_run_are_marked(finished: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_cells_that_were_not_run_are_marked(finished: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert [row[0] for row in rows((tmp_path / "table1.md").read_text())] == ["full"]
     (tmp_path / "records/tiny/class-0/full-seed0.json").unlink()
-    from fastntk.experiments.tables import write_table
+    from fastntk.reproduce.output import write_table
 
     write_table("table1", HERE[:1], out=tmp_path)
     text = (tmp_path / "table1.md").read_text()
@@ -180,7 +180,7 @@ def test_interrupted_says_how_to_go_on(tiny: None, tmp_path: Path, monkeypatch: 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fastntk.experiments.runner.run_steps", interrupted)
+    monkeypatch.setattr("fastntk.reproduce.runner.run_steps", interrupted)
     result = reproduce("table1", "--out", tmp_path)
     assert result.exit_code == 130
     assert "To go on from here: fastntk" in result.stderr
@@ -265,7 +265,7 @@ def test_the_papers_own_settings_run_on_files_in_the_public_layouts(public_files
         result = reproduce(table, "--real", "--out", public_files / "out", "--data-root", public_files)
         assert result.exit_code == 0, result.output
         assert "stand-in" not in (public_files / f"out/{table}.md").read_text()
-    vit = open_bench(small[1].setting, shared=public_files, work=public_files / "work")
+    vit = open_experiment(small[1].setting, shared=public_files, work=public_files / "work")
     classes = vit.samples.classes
     assert classes is not None
     assert list(classes) != sorted(classes)
@@ -273,5 +273,5 @@ def test_the_papers_own_settings_run_on_files_in_the_public_layouts(public_files
     assert (len(vit.samples), len(vit.holdout)) == (6, 3)
     assert not set(vit.samples.ids) & set(vit.holdout.ids)
     other = dataclasses.replace(small[1].setting, class_draw=1)
-    assert open_bench(other, shared=public_files, work=public_files / "work").samples.classes != classes
+    assert open_experiment(other, shared=public_files, work=public_files / "work").samples.classes != classes
     assert other.training_digest != small[1].setting.training_digest

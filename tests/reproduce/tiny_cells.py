@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastntk.experiments import cells
-from fastntk.experiments.cells import PROBED, Cell, cells_of
-from fastntk.experiments.lists import PAPER
-from fastntk.experiments.setting import Request, Setting
+from fastntk.reproduce import cells
+from fastntk.reproduce.cells import PROBED, Cell, cells_of
+from fastntk.reproduce.setting import PAPER, Request, Setting
 from fastntk.training.recipe import Recipe
 
 SHORT = Recipe(epochs=2, batch_size=4)
@@ -25,6 +24,7 @@ TINY = Setting(
     recipe=SHORT,
     relearn_cap=2,
     methods=PAPER,
+    probes=True,
 )
 HERE = (
     Cell("table1", 3, "tiny", "Tiny", TINY, 3, stand_in="ResNet-20 on digits for ResNet-110"),
