@@ -59,12 +59,12 @@ def _case(
         seconds = 0.0
         for method in METHODS:
             result = fastntk.unlearn(made, method=method, linearisation=linearisation, **request)
-            found = ensemble_figures(made, result, size=size, kind=kind, cache=cache)  # type: ignore[arg-type]
-            seconds += found["u_lira"]["ensemble"]["seconds"]
+            lira, klom = ensemble_figures(made, result, size=size, kind=kind, cache=cache)  # type: ignore[arg-type]
+            seconds += lira.ensemble.seconds
             for name, row in (("full", "full"), ("unlearned", method), ("retrain", "retrain")):
-                rows[row] = {key: found["u_lira"][name][key] for key in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")}
-                rows[row]["klom"] = found["klom"][name]["mean"]
-            print(f"{kind} {method}: {found['u_lira']['unlearned']['auc']:.3f}", flush=True)
+                rows[row] = {key: getattr(getattr(lira, name), key) for key in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")}
+                rows[row]["klom"] = getattr(klom, name).mean
+            print(f"{kind} {method}: {lira.unlearned.auc:.3f}", flush=True)
         for row in rows.values():
             gap = row["auc"] - rows["retrain"]["auc"]
             row["told_apart"] = gap > max(ERRORS * row["auc_standard_error"], LIRA_GAP)

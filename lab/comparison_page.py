@@ -115,7 +115,7 @@ def separation(records: list[Record], reference: list[Record]) -> float | None:
     seeds = sorted(mine.keys() & theirs.keys())
     if len(seeds) < 5:
         return None
-    return float(u_lira([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])["auc"])
+    return float(u_lira([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]).auc)
 
 
 def _tuning(settings: Sequence[Setting], *, out: Path) -> str:

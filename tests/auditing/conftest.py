@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import fastntk
+from fastntk.auditing import AuditRecord, parse_record
 from fastntk.data import Samples
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "audit" / "resnet20-100-class-0.json"
 CLASSES, WIDTH = 3, 96
 
 
@@ -48,3 +55,28 @@ def toy() -> Toy:
     samples = drawn(90, seed=0, prefix="train-")
     recipe = fastntk.Recipe(epochs=40, lr=5e-2, batch_size=45, weight_decay=0.0)
     return Toy(fastntk.fit(model, subset, samples, recipe), drawn(240, seed=1, prefix="unseen-"))
+
+
+def merged(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries put together; ``...`` takes a field away."""
+    out = dict(whole)
+    for name, value in part.items():
+        if value is ...:
+            out.pop(name, None)
+        else:
+            out[name] = merged(out[name], value) if isinstance(value, dict) and isinstance(out.get(name), dict) else value
+    return out
+
+
+@pytest.fixture(scope="session")
+def record_with() -> Callable[..., AuditRecord]:
+    """A published record with other figures, as parts of a dictionary laid over it one after the other."""
+    published = json.loads(PUBLISHED.read_text("utf-8"))
+
+    def make(*parts: dict[str, Any]) -> AuditRecord:
+        content = copy.deepcopy(published)
+        for part in parts:
+            content = merged(content, part)
+        return parse_record(content)
+
+    return make

@@ -1,4 +1,4 @@
-"""The whole record: its shape, what it never holds, and what it leaves alone."""
+"""The whole record: its types, what it never holds, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import fastntk
-from fastntk.auditing import accuracy, schema, total_variation
+from fastntk.auditing import PredictionCache, accuracy, parse_record, schema, to_dict, total_variation
 from fastntk.auditing.figures import BY_NAME, value_of
-from fastntk.auditing.record import cost
+from fastntk.auditing.sections import cost
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.training.network import predict
@@ -24,6 +24,7 @@ def valid(record: dict[str, Any]) -> None:
     checker = jsonschema.Draft202012Validator(schema())
     problems = [f"{list(error.absolute_path)}: {error.message[:200]}" for error in checker.iter_errors(record)]
     assert not problems
+    assert to_dict(parse_record(record)) == record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
@@ -59,7 +60,7 @@ def test_the_schema_is_one_and_the_record_fits_it(record) -> None:
 
 
 def test_every_figure_that_can_be_required_is_there(record) -> None:
-    absent = {name for name, figure in BY_NAME.items() if value_of(record, figure, "unlearned") is None}
+    absent = {name for name, figure in BY_NAME.items() if value_of(parse_record(record), figure, "unlearned") is None}
     # No whole class was forgotten, so the hold-out set is not split by class.
     assert absent == {"holdout_forgotten_classes_accuracy", "holdout_kept_classes_accuracy"}
 
@@ -107,8 +108,8 @@ def test_nothing_is_touched_and_the_same_seed_gives_the_same_record(toy, result,
 
 
 def test_retrain_audited_against_itself_is_like_retrain(toy) -> None:
-    honest = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
-    made = fastntk.audit(toy.run, honest[0], holdout=toy.holdout, reference=honest)
+    retrained = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
+    made = fastntk.audit(toy.run, retrained[0], holdout=toy.holdout, reference=retrained)
     valid(made)
     same = made["distances"]["same_seed"]
     assert same["total_variation"] == {"forget": 0.0, "holdout": 0.0}
@@ -181,8 +182,8 @@ def test_what_does_not_belong_together_is_refused(toy, result) -> None:
     assert "only a Retrain can be the reference" in refused(toy, result, reference=result)
     late = fastntk.unlearn(run, ids=toy.ids(20), method="retrain", seed=5)
     assert "own seed 0" in refused(toy, result, reference=late)
-    honest = fastntk.unlearn(run, ids=toy.ids(20), method="retrain")
-    assert "different seeds" in refused(toy, result, reference=[honest, honest])
+    retrained = fastntk.unlearn(run, ids=toy.ids(20), method="retrain")
+    assert "different seeds" in refused(toy, result, reference=[retrained, retrained])
     assert "None, 'retrain' or a result" in refused(toy, result, reference="retrian")
     assert "empty list" in refused(toy, result, reference=[])
     strange = dataclasses.replace(result, run=dataclasses.replace(run, anchor=run.anchor + 1))
@@ -217,4 +218,57 @@ def test_the_cost_says_whether_rows_were_made_before(toy: Any) -> None:
     alone = fastntk.unlearn(toy.run, **request)
     served = fastntk.unlearn(toy.run, linearisation=fastntk.linearise_run(toy.run), **request)
     without_rows = fastntk.unlearn(toy.run, ids=toy.ids(3), method="retrain")
-    assert [cost(made, None)["rows_made_before"] for made in (alone, served, without_rows)] == [False, True, False]
+    assert [cost(made, None, audit_seconds=0.0).rows_made_before for made in (alone, served, without_rows)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_each_retrain_has_its_own_distances_and_their_means_are_the_old_figures(record) -> None:
+    distances = record["distances"]
+    assert set(distances["by_seed"]) == {"0", "1", "2"}
+    assert set(distances["retrain_pairs"]) == {"0-1", "0-2", "1-2"}
+    assert distances["by_seed"]["0"] == distances["same_seed"]
+    for mean, parts in (
+        ("other_seeds", [distances["by_seed"][seed] for seed in ("1", "2")]),
+        ("retrain_spread", distances["retrain_pairs"].values()),
+    ):
+        for name in ("weights", "recovered", "tug_of_war"):
+            assert distances[mean][name] == pytest.approx(sum(part[name] for part in parts) / len(parts))
+
+
+def test_several_audits_share_predictions_and_get_the_same_figures(toy, result, monkeypatch) -> None:
+    from fastntk.auditing import predictions
+
+    passes = []
+    observe = predictions.observe
+    monkeypatch.setattr(predictions, "observe", lambda *given, **named: passes.append(named["title"]) or observe(*given, **named))
+    retrained = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
+    nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
+    shared = PredictionCache()
+    options = {"holdout": toy.holdout, "reference": retrained, "relearn_cap": 1}
+    alone = [fastntk.audit(toy.run, item, **options) for item in (result, nothing, retrained[1])]
+    assert len(passes) == 3 * 3 * 6  # audits, sets, models: full, unlearned, two Retrains, pre-trained, random
+    passes.clear()
+    together = [fastntk.audit(toy.run, item, **options, predictions=shared) for item in (result, nothing, retrained[1])]
+    # The second is Full; the third is a Retrain that was evaluated without features.
+    assert [title.split(":")[0] for title in passes] == [
+        name for name in ("full", "unlearned", "retrain", "other retrain", "pre-trained", "random", "unlearned") for _ in range(3)
+    ]
+    assert shared.hits == 3 * 6 - 7
+    changing = ("created", "cost", "verdict")
+    for one, two in zip(alone, together):
+        assert {k: v for k, v in one.items() if k not in changing} == {k: v for k, v in two.items() if k not in changing}
+    passes.clear()
+    fastntk.audit(toy.run, fastntk.unlearn(toy.run, ids=toy.ids(19), method="full"), holdout=toy.holdout, predictions=shared)
+    assert passes  # other sets, nothing to share
+
+
+def test_the_data_is_digested_once(toy, result, monkeypatch) -> None:
+    digested = []
+    digest = Samples.digest
+    monkeypatch.setattr(Samples, "digest", lambda samples: digested.append(len(samples)) or digest(samples))
+    fastntk.audit(toy.run, result, holdout=toy.holdout, reference="retrain", relearn_cap=1)
+    assert digested.count(len(toy.run.data)) == 1
+    assert len(digested) == 1

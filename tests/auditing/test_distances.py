@@ -8,14 +8,15 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from fastntk.auditing.answers import Answers
 from fastntk.auditing.distances import agreement, compare, jensen_shannon, mean_of, tug_of_war, weight_distance
+from fastntk.auditing.predictions import Predictions
+from fastntk.auditing.record import Distance, Places
 from fastntk.base.errors import InputError
 
 
-def answers(logits: torch.Tensor, vector: torch.Tensor) -> Answers:
+def predictions(logits: torch.Tensor, vector: torch.Tensor) -> Predictions:
     labels = {name: torch.zeros(len(logits), dtype=torch.long) for name in ("retain", "forget", "holdout")}
-    return Answers(vector, logits, logits, logits, None, labels)
+    return Predictions(vector, logits, logits, logits, None, labels)
 
 
 def test_jensen_shannon_is_scipys_squared_and_within_its_bounds() -> None:
@@ -31,18 +32,18 @@ def test_jensen_shannon_is_scipys_squared_and_within_its_bounds() -> None:
 
 def test_equal_models_have_no_distance_and_full_recovers_nothing() -> None:
     anchor, retrain = torch.zeros(3), torch.tensor([1.0, 2.0, 2.0])
-    full, unlearned = answers(torch.randn(9, 4), torch.ones(3)), answers(torch.randn(9, 4), retrain)
+    full, unlearned = predictions(torch.randn(9, 4), torch.ones(3)), predictions(torch.randn(9, 4), retrain)
     same = compare(unlearned, unlearned, full=full, anchor=anchor)
-    zero = {"forget": 0.0, "holdout": 0.0}
-    assert same == {
-        "total_variation": zero,
-        "jensen_shannon": zero,
-        "agreement": {"forget": 1.0, "holdout": 1.0},
-        "weights": 0.0,
-        "recovered": 1.0,
-        "tug_of_war": 1.0,
-    }
-    assert compare(full, unlearned, full=full, anchor=anchor)["recovered"] == 0.0
+    zero = Places(forget=0.0, holdout=0.0)
+    assert same == Distance(
+        total_variation=zero,
+        jensen_shannon=zero,
+        agreement=Places(forget=1.0, holdout=1.0),
+        weights=0.0,
+        recovered=1.0,
+        tug_of_war=1.0,
+    )
+    assert compare(full, unlearned, full=full, anchor=anchor).recovered == 0.0
 
 
 def test_weights_agreement_and_tug_of_war_by_hand() -> None:
@@ -57,9 +58,10 @@ def test_weights_agreement_and_tug_of_war_by_hand() -> None:
 
 def test_outputs_that_are_no_numbers_give_no_distance_and_averages_keep_that() -> None:
     logits = torch.randn(5, 3)
-    good, bad = answers(logits, torch.ones(2)), answers(torch.full_like(logits, torch.nan), torch.ones(2))
+    good, bad = predictions(logits, torch.ones(2)), predictions(torch.full_like(logits, torch.nan), torch.ones(2))
     found = compare(bad, good, full=good, anchor=torch.zeros(2))
-    assert found["total_variation"] == {"forget": None, "holdout": None}
+    assert found.total_variation == Places(forget=None, holdout=None)
+    assert found.recovered is None
     same = compare(good, good, full=good, anchor=torch.zeros(2))
-    assert mean_of([same, found])["jensen_shannon"]["forget"] is None
+    assert mean_of([same, found]).jensen_shannon.forget is None
     assert mean_of([same, same]) == same

@@ -86,12 +86,11 @@ def test_tangent_models_at_the_own_seed_are_the_run_and_the_replay(toy, result) 
 def test_both_kinds_tell_full_from_retrain_and_not_retrain_from_itself(toy, folder: Path) -> None:
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(12), method="full")
     for kind in ("real", "tangent"):
-        found = ensemble_figures(toy.run, nothing, size=12, kind=kind, cache=folder / kind)
-        lira, klom = found["u_lira"], found["klom"]
-        assert lira["full"]["auc"] > 0.85, kind
-        assert lira["retrain"]["auc"] == pytest.approx(0.5, abs=0.2)
-        assert klom["full"]["mean"] > 1.3 * klom["retrain"]["mean"]
-        assert lira["ensemble"]["size"] == len(lira["ensemble"]["seeds"]) == 12
+        lira, klom = ensemble_figures(toy.run, nothing, size=12, kind=kind, cache=folder / kind)
+        assert lira.full.auc > 0.85, kind
+        assert lira.retrain.auc == pytest.approx(0.5, abs=0.2)
+        assert klom.full.mean > 1.3 * klom.retrain.mean
+        assert lira.ensemble.size == len(lira.ensemble.seeds) == 12
 
 
 def test_refusals(toy, tmp_path: Path) -> None:

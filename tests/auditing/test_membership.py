@@ -28,8 +28,8 @@ def test_features_by_hand() -> None:
 def test_samples_of_one_population_cannot_be_told_apart() -> None:
     rng = np.random.default_rng(0)
     found = [population_attack(rng.normal(size=(80, 4)), rng.normal(size=(160, 4))) for _ in range(12)]
-    mean = np.mean([item["auc"] for item in found])
-    noise = found[0]["auc_standard_error"]
+    mean = np.mean([item.auc for item in found])
+    noise = found[0].auc_standard_error
     assert 0.02 < noise < 0.06
     assert abs(mean - 0.5) < 3 * 1.5 * noise / np.sqrt(12)  # fitting adds to the noise of the samples
 
@@ -39,9 +39,9 @@ def test_a_shift_in_one_feature_is_found() -> None:
     members, others = rng.normal(size=(100, 4)), rng.normal(size=(100, 4))
     members[:, 0] -= 2.0
     found = population_attack(members, others)
-    assert found["auc"] > 0.85
-    assert found["by_feature"]["loss"] == pytest.approx(found["auc"], abs=0.05)
-    assert found["by_feature"]["entropy"] == pytest.approx(0.5, abs=0.12)
+    assert found.auc > 0.85
+    assert found.by_feature.loss == pytest.approx(found.auc, abs=0.05)
+    assert found.by_feature.entropy == pytest.approx(0.5, abs=0.12)
     assert population_attack(members, others) == found
 
 
@@ -56,10 +56,10 @@ def test_full_gives_its_members_away_and_a_retrain_does_not(toy) -> None:
         parts = [attack_features(predict(model, part.inputs), part.labels) for part in (forgotten, unseen)]
         return population_attack(*parts)
 
-    full, honest = attack(run.model), attack(retrain.model)
-    assert full["auc"] > 0.7
-    assert full["auc"] - 0.5 > 3 * full["auc_standard_error"]
-    assert abs(honest["auc"] - 0.5) < 3 * honest["auc_standard_error"]
+    full, retrain = attack(run.model), attack(retrain.model)
+    assert full.auc > 0.7
+    assert full.auc - 0.5 > 3 * full.auc_standard_error
+    assert abs(retrain.auc - 0.5) < 3 * retrain.auc_standard_error
 
 
 def test_refusals() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import fastntk
-from fastntk.auditing.answers import observe
+from fastntk.auditing.predictions import observe
 from fastntk.auditing.probes import linear_probe, random_model
 from fastntk.training.network import predict
 
@@ -21,8 +23,8 @@ def parts(separable: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Ten
 
 
 def test_a_probe_reads_what_is_linear_and_guesses_the_rest() -> None:
-    assert all(value > 0.9 for value in linear_probe(*parts(True)).values())
-    assert linear_probe(*parts(False))["holdout"] == pytest.approx(1 / 3, abs=0.12)
+    assert all(value > 0.9 for value in dataclasses.astuple(linear_probe(*parts(True))))
+    assert linear_probe(*parts(False)).holdout == pytest.approx(1 / 3, abs=0.12)
 
 
 def test_scale_and_shift_of_a_feature_do_not_matter() -> None:

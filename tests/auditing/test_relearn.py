@@ -13,7 +13,7 @@ from fastntk.tuning import Subset
 
 
 def linear(scale: float) -> tuple[nn.Module, Subset, Samples]:
-    """A linear model that answers its inputs, one-hot, with margin ``scale``."""
+    """A linear model that predicts its inputs, one-hot, with margin ``scale``."""
     model = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(scale * torch.eye(3))
@@ -43,7 +43,7 @@ def test_what_cannot_be_learnt_is_censored() -> None:
     samples = Samples(torch.ones(2, 3), [0, 1])
     result = relearn(model, subset, samples, cap=7, lr=0.1)
     assert (result.epochs, result.censored, len(result.curve)) == (None, True, 8)
-    assert result.to_dict()["cap"] == 7
+    assert result.to_record().cap == 7
 
 
 def test_only_the_subset_moves_and_bad_options_are_refused() -> None:

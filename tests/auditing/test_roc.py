@@ -40,10 +40,10 @@ def test_the_grid_is_the_curve_and_its_area() -> None:
     rng = np.random.default_rng(0)
     members, others = rng.normal(1, 1, 400), rng.normal(0, 1, 500)
     found = on_grid(members, others)
-    assert len(found["fpr"]) == len(found["tpr"]) == 101
-    assert found["tpr"] == sorted(found["tpr"])
-    assert found["tpr"][1] == pytest.approx(tpr_at(members, others), abs=1e-4)
-    assert np.trapezoid(found["tpr"], found["fpr"]) == pytest.approx(auc(members, others), abs=0.01)
+    assert len(found.fpr) == len(found.tpr) == 101
+    assert list(found.tpr) == sorted(found.tpr)
+    assert found.tpr[1] == pytest.approx(tpr_at(members, others), abs=1e-4)
+    assert np.trapezoid(found.tpr, found.fpr) == pytest.approx(auc(members, others), abs=0.01)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])

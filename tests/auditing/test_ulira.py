@@ -32,14 +32,14 @@ def test_logit_confidence_is_the_log_odds_and_does_not_overflow() -> None:
 def test_shifted_normals_are_told_apart_as_well_as_can_be(shift: float) -> None:
     found = u_lira(*ensembles(shift))
     best = norm.cdf(shift / math.sqrt(2))
-    assert found["auc"] == pytest.approx(best, abs=0.02)
-    assert found["auc"] < best + 3 * found["auc_standard_error"]
-    assert np.mean(found["roc"]["tpr"]) == pytest.approx(found["auc"], abs=0.02)
+    assert found.auc == pytest.approx(best, abs=0.02)
+    assert found.auc < best + 3 * found.auc_standard_error
+    assert np.mean(found.roc.tpr) == pytest.approx(found.auc, abs=0.02)
 
 
 @pytest.mark.parametrize("size", [8, 32])
 def test_equal_ensembles_give_one_half_whatever_their_size(size: int) -> None:
-    found = [u_lira(*ensembles(0.0, size=size, seed=seed))["auc"] for seed in range(20)]
+    found = [u_lira(*ensembles(0.0, size=size, seed=seed)).auc for seed in range(20)]
     assert np.mean(found) == pytest.approx(0.5, abs=0.012)
 
 
@@ -51,15 +51,15 @@ def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
         return rng.normal(size=(12, 40)) + rng.normal(size=(12, 1))
 
     found = [u_lira(side(), side()) for _ in range(40)]
-    scatter = np.std([item["auc"] for item in found])
-    assert 0.7 * scatter < np.mean([item["auc_standard_error"] for item in found]) < 1.8 * scatter
+    scatter = np.std([item.auc for item in found])
+    assert 0.7 * scatter < np.mean([item.auc_standard_error for item in found]) < 1.8 * scatter
 
 
 def test_retrain_against_itself_is_one_half_and_steadier_than_one_split() -> None:
     rng = np.random.default_rng(4)
     pools = [rng.normal(size=(16, 30)) + rng.normal(size=(16, 1)) for _ in range(12)]
-    averaged = [u_lira_null(pool)["auc"] for pool in pools]
-    single = [u_lira(*halves(pool))["auc"] for pool in pools]
+    averaged = [u_lira_null(pool).auc for pool in pools]
+    single = [u_lira(*halves(pool)).auc for pool in pools]
     assert np.mean(averaged) == pytest.approx(0.5, abs=0.04)
     assert np.std(averaged) < 0.8 * np.std(single)
     assert u_lira_null(pools[0]) == u_lira_null(pools[0])
@@ -77,8 +77,8 @@ def test_klom_is_zero_for_the_same_and_grows_with_the_shift() -> None:
     far = ensembles(3.0)
     assert (klom(one, two) >= 0).all()
     floor, found = klom_by_halves(two, two), klom_by_halves(*far)
-    assert 0 < floor["mean"] < klom_by_halves(*ensembles(1.0))["mean"] < found["mean"]
-    assert floor["mean"] < floor["p95"]
+    assert 0 < floor.mean < klom_by_halves(*ensembles(1.0)).mean < found.mean
+    assert floor.mean < floor.p95
 
 
 def test_klom_by_hand() -> None:
@@ -91,8 +91,8 @@ def test_klom_by_hand() -> None:
 
 
 def test_the_floor_is_that_of_two_equal_ensembles() -> None:
-    same = [klom_by_halves(*ensembles(0.0, size=16, seed=seed))["mean"] for seed in range(8)]
-    floor = [klom_by_halves(*(ensembles(0.0, size=16, seed=seed)[1],) * 2)["mean"] for seed in range(8)]
+    same = [klom_by_halves(*ensembles(0.0, size=16, seed=seed)).mean for seed in range(8)]
+    floor = [klom_by_halves(*(ensembles(0.0, size=16, seed=seed)[1],) * 2).mean for seed in range(8)]
     assert np.mean(same) == pytest.approx(np.mean(floor), rel=0.1)
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fastntk.auditing import AuditRecord
 from fastntk.auditing.verdict import TEXT, verdict
 
+Make = Callable[..., AuditRecord]
 
-def attack(auc: float) -> dict[str, float]:
-    return {"auc": auc, "auc_standard_error": 0.03}
+
+def attack(auc: float, error: float = 0.03) -> dict[str, Any]:
+    return {"auc": auc, "auc_standard_error": error}
+
+
+def lira(unlearned: float, *, error: float = 0.03) -> dict[str, Any]:
+    """U-LiRA's part of a record; ``error``: of Retrain against itself."""
+    figures = {"tpr_at_1pct_fpr": 0.02, "roc": {"fpr": [0.0, 1.0], "tpr": [0.0, 1.0]}}
+    about = {"kind": "real", "size": 8, "seeds": [1], "seconds": 1.0, "reused": 0, "estimated_seconds": 1.0}
+    attacks = {"full": None, "unlearned": figures | attack(unlearned), "retrain": figures | attack(0.5, error)}
+    return {"ensemble": about, **attacks}
 
 
 def good() -> dict[str, Any]:
+    """A record that has nothing to be said against it, laid over a published one."""
     return {
         "request": {"forget": 100, "retain": 900},
         "subject": {"holdout": 2000},
@@ -28,7 +40,7 @@ def good() -> dict[str, Any]:
         "loss": {
             "forget": {"full": 0.2, "unlearned": 1.0, "retrain": 1.0},
             "retain": {"unlearned": 0.2},
-            "holdout": {"unlearned": 1},
+            "holdout": {"unlearned": 1.0},
         },
         "relearn": {
             "unlearned": {"epochs": 18, "censored": False, "cap": 100},
@@ -38,8 +50,8 @@ def good() -> dict[str, Any]:
             "same_seed": {"recovered": 1.0, "total_variation": {"forget": 0.02, "holdout": 0.02}},
             "retrain_spread": {"total_variation": {"forget": 0.018, "holdout": 0.018}},
         },
-        "membership": {"population": {"unlearned": attack(0.52), "retrain": attack(0.5)}},
-        "cost": {"ratio_to_retrain": 0.4},
+        "membership": {"population": {"unlearned": attack(0.52), "retrain": attack(0.5)}, "u_lira": ..., "klom": ...},
+        "cost": {"ratio_to_retrain": 0.4, "rows_made_before": False},
     }
 
 
@@ -51,50 +63,47 @@ CHANGES = [
     ("relearn.unlearned.epochs", 6, "memory left", "learnt again in 6 epochs, by Retrain in 20"),
     ("relearn.retrain", {"epochs": None, "censored": True, "cap": 100}, "memory left", "by Retrain in more than 100"),
     ("membership.population.unlearned", attack(0.7), "memory left", "population attack reaches AUC 0.70"),
-    ("membership.u_lira", {"unlearned": attack(0.8), "retrain": attack(0.5)}, "memory left", "U-LiRA reaches AUC 0.80"),
+    ("membership.u_lira", lira(0.8), "memory left", "U-LiRA reaches AUC 0.80"),
     # How much a comparison of two halves of the Retrains scatters does not excuse the unlearned model.
-    (
-        "membership.u_lira",
-        {"unlearned": attack(0.8), "retrain": {"auc": 0.5, "auc_standard_error": 0.3}},
-        "memory left",
-        "U-LiRA reaches AUC 0.80",
-    ),
+    ("membership.u_lira", lira(0.8, error=0.3), "memory left", "U-LiRA reaches AUC 0.80"),
     ("accuracy.holdout.unlearned", 0.5, "differs from retrain", "held-out samples is 50.0 %, Retrain's 64.5 %"),
     ("distances.same_seed.total_variation.forget", 0.03, "differs from retrain", "forgotten samples are 0.030"),
     ("loss.forget.unlearned", None, "differs from retrain", "not numbers"),
 ]
 
 
+def at(path: str, value: Any) -> dict[str, Any]:
+    """A value at a dotted path, as nested dictionaries."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(("path", "value", "level", "reason"), CHANGES)
-def test_each_rule_by_itself(path: str, value: Any, level: str, reason: str) -> None:
-    record = good()
-    *parents, last = path.split(".")
-    place = record
-    for part in parents:
-        place = place[part]
-    place[last] = value
-    before = copy.deepcopy(record)
+def test_each_rule_by_itself(record_with: Make, path: str, value: Any, level: str, reason: str) -> None:
+    record = record_with(good(), at(path, value))
     found = verdict(record)
-    assert found["level"] == level
-    assert found["text"][0] == TEXT[level]
-    assert any(reason in text for text in found["reasons"])
-    assert record == before
+    assert found.level == level
+    assert found.text[0] == TEXT[found.level]
+    assert any(reason in text for text in found.reasons)
 
 
-def test_like_retrain_has_no_reasons_and_says_what_was_seen() -> None:
-    found = verdict(good())
-    assert (found["level"], found["reasons"]) == ("like retrain", [])
-    assert "100 of 1000 training samples" in found["text"][1]
-    assert "95.0 % of them rightly; now 61.0 %; a model retrained without them 60.0 %" in found["text"][2]
-    assert found["text"][-1] == "It took 0.40 times as long as retraining."
+def test_like_retrain_has_no_reasons_and_says_what_was_seen(record_with: Make) -> None:
+    found = verdict(record_with(good()))
+    assert (found.level, found.reasons) == ("like retrain", ())
+    assert "100 of 1000 training samples" in found.text[1]
+    assert "classified 95.0 % of them correctly; now 61.0 %; a model retrained without them 60.0 %" in found.text[2]
+    assert "classifies 64.0 % correctly (before: 65.0 %; retrained: 64.5 %)" in found.text[3]
+    assert found.text[-1] == "It took 0.40 times as long as retraining."
 
 
-def test_rows_that_were_made_before_are_said_to_be_left_out() -> None:
-    record = good()
-    record["cost"]["rows_made_before"] = True
-    assert verdict(record)["text"][-1].endswith("not counting the Jacobian rows, which were made before.")
-    record["cost"]["rows_made_before"] = False
-    assert verdict(record)["text"][-1] == "It took 0.40 times as long as retraining."
+def test_rows_that_were_made_before_are_said_to_be_left_out(record_with: Make) -> None:
+    before = verdict(record_with(good(), at("cost.rows_made_before", True)))
+    assert before.text[-1].endswith("not counting the Jacobian rows, which were made before.")
+    for value in (False, ...):
+        assert verdict(record_with(good(), at("cost.rows_made_before", value))).text[-1] == (
+            "It took 0.40 times as long as retraining."
+        )
 
 
 @pytest.mark.parametrize(
@@ -104,25 +113,31 @@ def test_rows_that_were_made_before_are_said_to_be_left_out() -> None:
         ("relearn.unlearned.epochs", None),  # censored: slower than Retrain
         ("accuracy.forget.unlearned", 0.615),
         ("membership.population", None),
-        ("membership.u_lira", {"unlearned": attack(0.55), "retrain": attack(0.5)}),
-        ("distances.retrain_spread", {}),
+        ("membership.population", ...),
+        ("membership.u_lira", lira(0.55)),
+        ("distances.retrain_spread", ...),
     ],
 )
-def test_noise_and_missing_figures_are_no_reason(path: str, value: Any) -> None:
-    record = good()
-    *parents, last = path.split(".")
-    place = record
-    for part in parents:
-        place = place[part]
-    place[last] = value
-    assert verdict(record)["level"] == "like retrain"
+def test_noise_and_missing_figures_are_no_reason(record_with: Make, path: str, value: Any) -> None:
+    assert verdict(record_with(good(), at(path, value))).level == "like retrain"
 
 
-def test_two_of_twenty_samples_are_no_reason_and_a_ratio_of_noise_is_not_judged() -> None:
-    record = good()
-    record["request"]["forget"] = 20
-    record["accuracy"]["forget"] = {"full": 0.9, "unlearned": 0.6, "retrain": 0.7}
-    assert verdict(record)["level"] == "like retrain"
-    record["loss"]["forget"] = {"full": 0.99, "unlearned": 0.98, "retrain": 1.0}
-    record["distances"]["same_seed"]["recovered"] = -1.0
-    assert verdict(record)["level"] == "like retrain"
+def test_two_of_twenty_samples_are_no_reason_and_a_ratio_of_noise_is_not_judged(record_with: Make) -> None:
+    few = {
+        "request": {"forget": 20},
+        "accuracy": {"forget": {"full": 0.9, "unlearned": 0.6, "retrain": 0.7}},
+    }
+    assert verdict(record_with(good(), few)).level == "like retrain"
+    noise = {
+        "loss": {"forget": {"full": 0.99, "unlearned": 0.98, "retrain": 1.0}},
+        "distances": {"same_seed": {"recovered": -1.0}},
+    }
+    assert verdict(record_with(good(), few, noise)).level == "like retrain"
+
+
+def test_without_retrain_nothing_is_said_of_it(record_with: Make) -> None:
+    alone = {"accuracy": {name: {"retrain": ...} for name in ("retain", "forget", "holdout")}, "cost": {"ratio_to_retrain": None}}
+    found = verdict(record_with(good(), alone, {"reference": {"made": False}}))
+    assert found.level == "no reference"
+    assert found.text[2] == "Before, the model classified 95.0 % of them correctly; now 61.0 %."
+    assert len(found.text) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -29,16 +30,18 @@ def _by_model(full: Any, unlearned: Any, retrain: Any) -> dict[str, Any]:
 def _distance(forget: float, holdout: float) -> dict[str, Any]:
     both = {"forget": forget, "holdout": holdout}
     agreement = {"forget": 1 - forget, "holdout": 1 - holdout}
-    return {"total_variation": both, "jensen_shannon": both, "agreement": agreement, "weights": 0.5, "recovered": None}
+    return {"total_variation": both, "jensen_shannon": both, "agreement": agreement, "weights": 0.5, "recovered": None} | {
+        "tug_of_war": 0.9
+    }
 
 
 def _attack(auc: float) -> dict[str, Any]:
-    return {
-        "auc": auc,
-        "tpr_at_1pct_fpr": 0.02,
-        "by_feature": {"loss": auc, "margin": 0.5},
-        "roc": {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, auc, 1.0]},
-    }
+    curve = {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, auc, 1.0]}
+    return {"auc": auc, "auc_standard_error": 0.03, "tpr_at_1pct_fpr": 0.02, "roc": curve}
+
+
+def _population(auc: float) -> dict[str, Any]:
+    return _attack(auc) | {"by_feature": {"loss": auc, "confidence": auc, "entropy": 0.5, "margin": 0.5}}
 
 
 def _record() -> dict[str, Any]:
@@ -94,9 +97,18 @@ def _record() -> dict[str, Any]:
             "full": _distance(0.8, 0.3),
         },
         "membership": {
-            "population": _by_model(_attack(0.9), _attack(0.55), _attack(0.5)),
+            "population": _by_model(_population(0.9), _population(0.55), _population(0.5)),
+            "sizes": {"forgotten": 4, "holdout": 4},
+            "note": None,
             "u_lira": {
-                "ensemble": {"kind": "tangent", "size": 8, "seconds": 12.0},
+                "ensemble": {
+                    "kind": "tangent",
+                    "size": 8,
+                    "seeds": [1, 2, 3, 4, 5, 6, 7, 8],
+                    "seconds": 12.0,
+                    "reused": 0,
+                    "estimated_seconds": 10.0,
+                },
                 **_by_model(_attack(1.0), _attack(0.6), _attack(0.5)),
             },
             "klom": {model: {"mean": 0.4, "p95": 1.5} for model in MODELS},
@@ -128,16 +140,21 @@ def _record() -> dict[str, Any]:
         "definitions": {
             "accuracy.forget": {
                 "title": "Accuracy on forgotten samples",
-                "definition": "Share of right answers.",
+                "definition": "Share of samples classified correctly.",
                 "better": "like retrain",
                 "unit": "fraction",
             },
-            "relearn.epochs": {"title": "Epochs", "definition": "Until the loss is low.", "better": "like retrain"},
+            "relearn.epochs": {
+                "title": "Epochs",
+                "definition": "Until the loss is low.",
+                "better": "like retrain",
+                "unit": "epochs",
+            },
         },
-        "verdict": {"level": "like retrain", "text": ["It answers like Retrain."], "reasons": ["all distances are small"]},
+        "verdict": {"level": "like retrain", "text": ["It predicts like Retrain."], "reasons": ["all distances are small"]},
         "requirements": [
-            {"text": "forget_accuracy<=retrain+1", "left": 0.0, "right": 26.0, "passed": True},
-            {"text": "holdout_accuracy>=90", "left": 50.0, "right": 90.0, "passed": False},
+            {"text": "forget_accuracy<=retrain+1", "left": 0.0, "right": 26.0, "passed": True, "note": None},
+            {"text": "holdout_accuracy>=90", "left": 50.0, "right": 90.0, "passed": False, "note": None},
         ],
         "limits": ["This is evidence, not a certificate."],
     }
@@ -152,7 +169,7 @@ def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def remembered(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(*figures: Any, **options: Any) -> Any:
-            key = json.dumps([name, figures, options])
+            key = json.dumps([name, figures, options], default=dataclasses.asdict)
             if key not in _DRAWN:
                 _DRAWN[key] = draw(*figures, **options)
             return _DRAWN[key]
@@ -171,12 +188,38 @@ def record() -> dict[str, Any]:
 
 
 @pytest.fixture
+def changed() -> Callable[[dict[str, Any], str, Any], dict[str, Any]]:
+    """A copy of a record with one value replaced, or taken away where ``value`` is ``...``."""
+
+    def change(record: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+        record = json.loads(json.dumps(record))
+        place: Any = record
+        *parents, last = path.split("|" if "|" in path else ".")
+        for name in parents:
+            place = place[int(name) if isinstance(place, list) else name]
+        if value is ...:
+            del place[last]
+        else:
+            place[int(last) if isinstance(place, list) else last] = value
+        return record
+
+    return change
+
+
+@pytest.fixture
 def bare(record: dict[str, Any]) -> dict[str, Any]:
     """The same with nothing but what every record has, and no Retrain."""
-    needed = ("schema", "subject", "request", "verdict")
-    without = {model: value for model, value in record["accuracy"]["forget"].items() if model != "retrain"}
-    verdict = {"level": "no reference", "text": ["Nothing to compare with."]}
-    return {**{key: record[key] for key in needed}, "accuracy": {"forget": without}, "verdict": verdict}
+    del record["probes"], record["distances"], record["accuracy"]["holdout_kept_classes"]
+    parts = (record["relearn"], record["flow"], record["loss_histogram"], *record["accuracy"].values(), *record["loss"].values())
+    for part in (*parts, *record["samples"], *(sample["loss"] for sample in record["samples"])):
+        del part["retrain"]
+    return record | {
+        "reference": {"made": False, "seed": None, "other_seeds": []},
+        "membership": {},
+        "cost": record["cost"] | {"retrain_seconds": None, "ratio_to_retrain": None},
+        "requirements": [],
+        "verdict": {"level": "no reference", "text": ["Nothing to compare with."], "reasons": []},
+    }
 
 
 @pytest.fixture

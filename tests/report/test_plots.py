@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
 
+from fastntk.auditing.record import Attack, Relearning, Roc
 from fastntk.report.evidence_plots import relearn_curves, roc_curves
 from fastntk.report.plots import accuracy_bars, flow_bars, loss_steps
 from fastntk.report.svg import COLOUR, WIDTH, Plot, drawing, finish
@@ -38,7 +38,7 @@ def test_bars_are_as_long_as_their_figures() -> None:
     full, unlearned, retrain = (max(map(width, shapes(plot, model))) for model in ("full", "unlearned", "retrain"))
     assert unlearned / full == pytest.approx(0.25, rel=1e-4)
     assert retrain / full == pytest.approx(0.5, rel=1e-4)
-    assert plot.words == "Forgotten: Before 100.0\u00a0%, After 25.0\u00a0% and Retrain 50.0\u00a0% answered right."
+    assert plot.words == "Forgotten: Before 100.0\u00a0%, After 25.0\u00a0% and Retrain 50.0\u00a0% classified correctly."
 
 
 def test_flow_bars_keep_to_their_shares() -> None:
@@ -50,17 +50,18 @@ def test_flow_bars_keep_to_their_shares() -> None:
 
 
 def test_roc_lines_pass_through_their_points() -> None:
-    attack: dict[str, Any] = {"unlearned": {"auc": 0.75, "roc": {"fpr": [0.0, 0.25, 1.0], "tpr": [0.0, 0.5, 1.0]}}}
-    line = max(shapes(roc_curves(attack, name="r", title="Attack"), "unlearned"), key=len)
+    curve = Roc(fpr=(0.0, 0.25, 1.0), tpr=(0.0, 0.5, 1.0))
+    attacks = {"unlearned": Attack(auc=0.75, auc_standard_error=0.1, tpr_at_1pct_fpr=0.0, roc=curve)}
+    line = max(shapes(roc_curves(attacks, name="r", title="Attack"), "unlearned"), key=len)
     (x0, y0), (x1, y1), (x2, y2) = line
     assert (x1 - x0) / (x2 - x0) == pytest.approx(0.25, rel=1e-4)
     assert (y1 - y0) / (y2 - y0) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_relearning_says_more_than_the_cap_where_it_never_ended() -> None:
-    curves: dict[str, Any] = {
-        "full": {"epochs": 0, "curve": [0.01], "threshold": 0.05, "cap": 3},
-        "retrain": {"epochs": None, "curve": [4.0, None, 2.0, 1.0], "threshold": 0.05, "cap": 3},
+    curves = {
+        "full": Relearning(epochs=0, censored=False, curve=(0.01,), threshold=0.05, cap=3),
+        "retrain": Relearning(epochs=None, censored=True, curve=(4.0, None, 2.0, 1.0), threshold=0.05, cap=3),
     }
     plot = relearn_curves(curves, name="l", title="Again")
     assert plot.words == "Epochs until the loss is below 0.05: Before 0 and Retrain more than 3."

@@ -1,14 +1,25 @@
-"""Evidence on an unlearned model: how it answers, how it compares with Retrain, what an attacker can tell."""
+"""Evidence on an unlearned model: what it predicts, how it compares with Retrain, what an attacker can tell.
 
-from typing import Any
+Names are loaded when they are first used: the record and its readers need no torch.
+"""
 
-from fastntk import schemas
-from fastntk.auditing.api import audit
-from fastntk.auditing.distances import agreement, jensen_shannon, tug_of_war, weight_distance
-from fastntk.auditing.metrics import accuracy, margins, mean_loss, recovered, total_variation
-from fastntk.auditing.relearn import Relearned, relearn
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastntk.auditing.api import audit
+    from fastntk.auditing.distances import agreement, jensen_shannon, tug_of_war, weight_distance
+    from fastntk.auditing.metrics import accuracy, margins, mean_loss, recovered, total_variation
+    from fastntk.auditing.predictions import PredictionCache
+    from fastntk.auditing.reading import parse_record
+    from fastntk.auditing.record import AuditRecord, schema, to_dict
+    from fastntk.auditing.relearning import Relearned, relearn
 
 __all__ = [
+    "AuditRecord",
+    "PredictionCache",
     "Relearned",
     "accuracy",
     "agreement",
@@ -16,15 +27,41 @@ __all__ = [
     "jensen_shannon",
     "margins",
     "mean_loss",
+    "parse_record",
     "recovered",
     "relearn",
     "schema",
+    "to_dict",
     "total_variation",
     "tug_of_war",
     "weight_distance",
 ]
 
+_HOMES = {
+    "AuditRecord": "record",
+    "PredictionCache": "predictions",
+    "accuracy": "metrics",
+    "agreement": "distances",
+    "audit": "api",
+    "jensen_shannon": "distances",
+    "margins": "metrics",
+    "mean_loss": "metrics",
+    "parse_record": "reading",
+    "recovered": "metrics",
+    "Relearned": "relearning",
+    "relearn": "relearning",
+    "schema": "record",
+    "to_dict": "record",
+    "total_variation": "metrics",
+    "tug_of_war": "distances",
+    "weight_distance": "distances",
+}
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the record that :func:`audit` returns."""
-    return schemas.load("audit-1")
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'fastntk.auditing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fastntk.auditing.{home}"), name)
+    globals()[name] = value
+    return value

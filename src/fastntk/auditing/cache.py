@@ -32,15 +32,15 @@ def cache_folder(given: str | Path | None = None) -> Path:
     return folder
 
 
-def kept(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:
+def cached(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a file, or made and written; and whether they were there."""
-    found = _read(path, names)
-    if found is not None:
-        return found, True
-    made = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
-    digests = {name: tensor_digest(value) for name, value in made.items()}
-    write_file(path, safetensors.torch.save(made, metadata=digests), overwrite=True)
-    return made, False
+    there = _read(path, names)
+    if there is not None:
+        return there, True
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
+    digests = {name: tensor_digest(value) for name, value in tensors.items()}
+    write_file(path, safetensors.torch.save(tensors, metadata=digests), overwrite=True)
+    return tensors, False
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, Tensor] | None:

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from fastntk.auditing.ensembles import EnsembleKind
+from fastntk.auditing.record import EnsembleKind
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.loop import batch_loss
@@ -44,7 +44,7 @@ def estimate(
     compared = 2 + (1 if retrains else 0)
     stages = {
         "retrain": retrains * retrain,
-        "answers": (compared + max(retrains - 1, 0) + (2 if probes else 0)) * (samples + len(holdout)) * forward,
+        "predictions": (compared + max(retrains - 1, 0) + (2 if probes else 0)) * (samples + len(holdout)) * forward,
         "relearn, at most": compared * relearn_cap * forget * (step + forward),
     }
     if ensemble is not None:

@@ -1,8 +1,8 @@
-"""How far a model is from Retrain: pure functions of answers and tuned vectors, in float64.
+"""How far a model is from Retrain: pure functions of predictions and tuned vectors, in float64.
 
 total variation   mean over samples of ½ Σ_c |p_c − q_c|                                    0 … 1
 Jensen–Shannon    mean over samples of ½ KL(p‖m) + ½ KL(q‖m),  m = (p + q)/2,  in nats      0 … log 2
-agreement         share of samples on which both give the same answer                       0 … 1
+agreement         share of samples on which both predict the same class                     0 … 1
 weights           ‖w − w_retrain‖ / ‖w_retrain − w0‖                                        0 = the same
 recovered         (L − L_full) / (L_retrain − L_full),  L the mean loss of D_f              1 = as Retrain
 tug-of-war        Π over forget, retain, hold-out of 1 − |accuracy − accuracy of Retrain|   1 = as Retrain
@@ -10,14 +10,16 @@ tug-of-war        Π over forget, retain, hold-out of 1 − |accuracy − accura
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from fastntk.auditing.answers import Answers
 from fastntk.auditing.metrics import accuracy, mean_loss, recovered, total_variation
+from fastntk.auditing.predictions import Predictions
+from fastntk.auditing.record import Distance, Places, SetAccuracies
 from fastntk.base.errors import InputError
 
 SETS = ("forget", "holdout")
@@ -56,38 +58,65 @@ def tug_of_war(accuracies: Mapping[str, float], reference: Mapping[str, float]) 
     return product
 
 
-def compare(one: Answers, reference: Answers, *, full: Answers, anchor: Tensor) -> dict[str, Any]:
-    """Every distance of one model to a Retrain; a figure is None where outputs are not numbers. JSON-able."""
-    sets = {name: (getattr(one, name), getattr(reference, name)) for name in SETS}
-    return {
-        "total_variation": {name: _probabilities(total_variation, *pair) for name, pair in sets.items()},
-        "jensen_shannon": {name: _probabilities(jensen_shannon, *pair) for name, pair in sets.items()},
-        "agreement": {name: agreement(*pair) for name, pair in sets.items()},
-        "weights": weight_distance(one.vector, reference.vector, anchor),
-        "recovered": recovered(*(mean_loss(model.forget, model.labels["forget"]) for model in (one, full, reference))),
-        "tug_of_war": tug_of_war(accuracies(one), accuracies(reference)),
-    }
+def compare(one: Predictions, reference: Predictions, *, full: Predictions, anchor: Tensor) -> Distance:
+    """Every distance of one model to a Retrain; a figure is None where outputs are not numbers."""
+    return Distance(
+        total_variation=_places(one, reference, _of_probabilities(total_variation)),
+        jensen_shannon=_places(one, reference, _of_probabilities(jensen_shannon)),
+        agreement=_places(one, reference, agreement),
+        weights=finite(weight_distance(one.vector, reference.vector, anchor)),
+        recovered=finite(recovered(*(mean_loss(model.forget, model.labels["forget"]) for model in (one, full, reference)))),
+        tug_of_war=tug_of_war(asdict(accuracies(one)), asdict(accuracies(reference))),
+    )
 
 
-def accuracies(model: Answers) -> dict[str, float]:
+def accuracies(model: Predictions) -> SetAccuracies:
     """Accuracy on retained, forgotten and held-out samples."""
-    return {name: accuracy(getattr(model, name), model.labels[name]) for name in ("retain", "forget", "holdout")}
+    return SetAccuracies(
+        retain=accuracy(model.retain, model.labels["retain"]),
+        forget=accuracy(model.forget, model.labels["forget"]),
+        holdout=accuracy(model.holdout, model.labels["holdout"]),
+    )
 
 
-def mean_of(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The average of several results of :func:`compare`, figure by figure; None where any is None."""
+def mean_of(distances: Sequence[Distance]) -> Distance:
+    """The average of several distances, figure by figure; None where any is None."""
 
-    def average(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {name: average([value[name] for value in values]) for name in values[0]}
-        return None if any(value is None for value in values) else sum(values) / len(values)
+    def places(name: str) -> Places:
+        each = [getattr(distance, name) for distance in distances]
+        return Places(forget=_mean([place.forget for place in each]), holdout=_mean([place.holdout for place in each]))
 
-    result: dict[str, Any] = average(records)
-    return result
+    return Distance(
+        total_variation=places("total_variation"),
+        jensen_shannon=places("jensen_shannon"),
+        agreement=places("agreement"),
+        weights=_mean([distance.weights for distance in distances]),
+        recovered=_mean([distance.recovered for distance in distances]),
+        tug_of_war=sum(distance.tug_of_war for distance in distances) / len(distances),
+    )
 
 
-def _probabilities(distance: Any, one: Tensor, two: Tensor) -> float | None:
-    if not (torch.isfinite(one).all() and torch.isfinite(two).all()):
-        return None
-    value: float = distance(one.double().softmax(1), two.double().softmax(1))
-    return value
+def finite(value: float | None) -> float | None:
+    """The value, None where it is no number: what a record holds."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
+
+
+def _places(one: Predictions, two: Predictions, distance: Callable[[Tensor, Tensor], float | None]) -> Places:
+    """A distance on the sets of ``SETS``."""
+    return Places(**{name: distance(getattr(one, name), getattr(two, name)) for name in SETS})
+
+
+def _of_probabilities(distance: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Tensor], float | None]:
+    """A distance of probabilities, taken of logits (n, C); None where these are not numbers."""
+
+    def taken(one: Tensor, two: Tensor) -> float | None:
+        if not (torch.isfinite(one).all() and torch.isfinite(two).all()):
+            return None
+        return distance(one.double().softmax(1), two.double().softmax(1))
+
+    return taken

@@ -1,7 +1,7 @@
 """The many models that U-LiRA and KLoM compare: Full, unlearned and retrained, each with K other seeds.
 
 ``real``      K fine-tunings on all samples, each followed by the same unlearning method with the same options, and K retrainings
-              on the retained samples. Honest, at the price of 2K trainings.
+              on the retained samples. No approximation, at the price of 2K trainings.
 
 ``tangent``   one linearisation, replays of the recipe in it (:mod:`fastntk.unlearning.tangent_replay.replay`), no training:
 
@@ -23,14 +23,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.auditing.cache import cache_folder, kept
+from fastntk.auditing.cache import cache_folder, cached
 from fastntk.auditing.klom import klom_by_halves
+from fastntk.auditing.record import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
 from fastntk.base.digest import json_digest, tensor_digest
@@ -47,7 +48,6 @@ from fastntk.unlearning.baselines.retrain import retrain_in_place
 from fastntk.unlearning.result import Unlearned
 from fastntk.unlearning.tangent_replay.replay import choose_path, replay
 
-EnsembleKind = Literal["real", "tangent"]
 FEWEST = 2 * LEAST
 """Halves of the Retrains are compared with each other, so twice what a test needs."""
 _VERSION = 1
@@ -65,22 +65,34 @@ class Ensemble:
 
 
 def ensemble_figures(
-    run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None
-) -> dict[str, Any]:
-    """U-LiRA and KLoM of Full, unlearned and Retrain: the part ``membership`` of a record."""
-    made = ensemble(run, result, size=size, kind=kind, cache=cache)
-    answers = {name: confidences(run, result, vectors, title=name) for name, vectors in made.vectors.items()}
-    retrained = answers["retrain"]
-    about = {"kind": kind, "size": size, "seeds": list(made.seeds), "seconds": made.seconds, "reused": made.reused}
-    lira: dict[str, Any] = {"ensemble": about}
-    klom: dict[str, Any] = {}
-    for name, values in answers.items():
-        if not np.isfinite(values).all():
-            lira[name], klom[name] = None, None
-            continue
-        lira[name] = u_lira_null(values) if name == "retrain" else u_lira(values, retrained)
-        klom[name] = klom_by_halves(values, retrained)
-    return {"u_lira": lira, "klom": klom}
+    run: Run,
+    result: Unlearned,
+    *,
+    size: int,
+    kind: EnsembleKind = "real",
+    cache: str | Path | None = None,
+    estimated_seconds: float = 0.0,
+) -> tuple[ULira, Klom]:
+    """U-LiRA and KLoM of Full, unlearned and Retrain; ``estimated_seconds``: what was announced, noted beside what it took."""
+    models = ensemble(run, result, size=size, kind=kind, cache=cache)
+    margins = {name: confidences(run, result, vectors, title=name) for name, vectors in models.vectors.items()}
+    retrained = margins["retrain"]
+    attacks: dict[str, Attack | None] = {}
+    divergences: dict[str, KlomFigures | None] = {}
+    for name, values in margins.items():
+        usable = bool(np.isfinite(values).all())
+        null = name == "retrain"
+        attacks[name] = None if not usable else u_lira_null(values) if null else u_lira(values, retrained)
+        divergences[name] = klom_by_halves(values, retrained) if usable else None
+    about = EnsembleSummary(
+        kind=kind,
+        size=size,
+        seeds=models.seeds,
+        seconds=models.seconds,
+        reused=models.reused,
+        estimated_seconds=estimated_seconds,
+    )
+    return ULira(ensemble=about, **attacks), Klom(**divergences)
 
 
 def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None) -> Ensemble:
@@ -94,9 +106,9 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     rows: dict[str, list[Tensor]] = {"full": [], "unlearned": [], "retrain": []}
     reused = 0
     for seed in track(seeds, f"ensemble ({kind})"):
-        base, there = kept(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
+        base, there = cached(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
         make: Callable[[], dict[str, Tensor]] = lambda s=seed, b=base: {"unlearned": maker.unlearned(s, b["full"])}  # type: ignore[misc]
-        last, also = kept(folder / f"unlearned-{wish}-{seed}.safetensors", make, names=("unlearned",))
+        last, also = cached(folder / f"unlearned-{wish}-{seed}.safetensors", make, names=("unlearned",))
         reused += there + also
         for name, vector in (base | last).items():
             rows[name].append(vector)
@@ -137,7 +149,7 @@ def confidences(run: Run, result: Unlearned, vectors: Tensor, *, title: str) -> 
     work, forgotten = working_copy(run), result.forgotten
     subset = run.subset.on(work)
     rows = []
-    for vector in track(vectors, f"answers of the ensemble ({title})"):
+    for vector in track(vectors, f"predictions of the ensemble ({title})"):
         subset.set(vector)
         rows.append(logit_confidence(predict(work, forgotten.inputs), forgotten.labels).cpu().numpy())
     return np.stack(rows)
@@ -223,8 +235,8 @@ class _Tangent:
         recipe = dataclasses.replace(self.recipe, seed=seed)
         theta, labels = self.run.subset.get(), self.run.data.labels
         full, _ = replay(path, anchor, labels, recipe, description="replay of all")
-        kept_only, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
-        return {"full": theta + full - own, "retrain": theta + kept_only - own}
+        retained, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
+        return {"full": theta + full - own, "retrain": theta + retained - own}
 
     def unlearned(self, seed: int, full: Tensor) -> Tensor:
         return full.to(self.run.anchor) + _delta(self.result)

@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-LIKE, LOWER, HIGHER = "like retrain", "lower", "higher"
+from fastntk.auditing.record import Better, Definition, known
+
+LIKE: Final = "like retrain"
+LOWER: Final = "lower"
+HIGHER: Final = "higher"
 MODELS = ("unlearned", "retrain", "full")
 
 
@@ -25,7 +29,7 @@ class Figure:
     key: str
     title: str
     definition: str
-    better: str
+    better: Better
     unit: str
     name: str | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +46,7 @@ def _by_model(
     name: str,
     title: str,
     definition: str,
-    better: str,
+    better: Better,
     unit: str,
     *,
     place: str | None = None,
@@ -54,7 +58,7 @@ def _by_model(
     return Figure(key, title, definition, better, unit, name, paths, needs)
 
 
-def _distance(figure: str, name: str, title: str, definition: str, better: str, unit: str) -> Figure:
+def _distance(figure: str, name: str, title: str, definition: str, better: Better, unit: str) -> Figure:
     """A figure of a pair of models, one of them Retrain."""
     paths = {"unlearned": f"distances.same_seed.{figure}", "full": f"distances.full.{figure}"}
     paths["spread"] = f"distances.retrain_spread.{figure}"
@@ -67,7 +71,7 @@ _WHERE = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
 def _table() -> list[Figure]:
     figures = []
     for where, word in _WHERE.items():
-        text = f"Share of the {word} samples that the model names rightly."
+        text = f"Share of the {word} samples that the model classifies correctly."
         figures.append(_by_model(f"accuracy.{where}", f"{where}_accuracy", f"Accuracy, {word} samples", text, LIKE, "fraction"))
     for part, word in (("forgotten", "of the classes wholly forgotten"), ("kept", "of the classes that stay")):
         key = f"holdout_{part}_classes"
@@ -132,7 +136,7 @@ def _table() -> list[Figure]:
                 f"agreement.{where}",
                 f"agreement_{where}",
                 f"Agreement, {word} samples",
-                f"Share of the {word} samples to which this model and Retrain give the same answer.",
+                f"Share of the {word} samples for which this model and Retrain predict the same class.",
                 HIGHER,
                 "fraction",
             ),
@@ -205,7 +209,8 @@ def _table() -> list[Figure]:
             "membership.u_lira.tpr_at_1pct_fpr",
             "u_lira_tpr",
             "U-LiRA, TPR at 1 % FPR",
-            "Share of answers of unlearned models that the same test finds where it is wrong on at most 1 % of retrained ones.",
+            "Share of predictions of unlearned models that the same test finds where it is wrong on at most 1 % of retrained "
+            "ones.",
             LOWER,
             "fraction",
             place="membership.u_lira",
@@ -263,7 +268,7 @@ def _table() -> list[Figure]:
             LOWER,
             "bytes",
         ),
-        Figure("flow", "Prediction flow", "How many forgotten samples of each true class get which answer.", LIKE, "count"),
+        Figure("flow", "Prediction flow", "How many forgotten samples of each true class get which prediction.", LIKE, "count"),
         Figure(
             "loss_histogram",
             "Losses",
@@ -279,25 +284,23 @@ FIGURES: tuple[Figure, ...] = tuple(_table())
 BY_NAME: dict[str, Figure] = {figure.name: figure for figure in FIGURES if figure.name is not None}
 
 
-def definitions() -> dict[str, dict[str, str]]:
-    """Title, definition, direction and unit of every figure, by key: JSON-able."""
+def definitions() -> dict[str, Definition]:
+    """Title, definition, direction and unit of every figure, by key."""
     return {
-        figure.key: {"title": figure.title, "definition": figure.definition, "better": figure.better, "unit": figure.unit}
+        figure.key: Definition(title=figure.title, definition=figure.definition, better=figure.better, unit=figure.unit)
         for figure in FIGURES
     }
 
 
-def lookup(record: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, None where any part of it is missing."""
+def lookup(record: object, path: str) -> Any:
+    """The value at a dotted path of a record, None where any part of it was left out."""
     value: Any = record
     for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return None
-        value = value[part]
+        value = known(getattr(value, part, None))
     return value
 
 
-def value_of(record: Mapping[str, Any], figure: Figure, model: str) -> float | None:
+def value_of(record: object, figure: Figure, model: str) -> float | None:
     """A figure's value for ``unlearned``, ``retrain``, ``full`` or as ``spread``, in the record's unit.
 
     Relearning that the cap did not suffice for counts as infinitely long.

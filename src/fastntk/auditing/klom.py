@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fastntk.auditing.record import KlomFigures
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import checked_pair, halves
 
@@ -40,11 +41,11 @@ def klom(unlearned: Any, retrained: Any, *, bins: int | None = None) -> Array:
     return np.asarray((p * np.log(p / q)).sum(0))
 
 
-def klom_by_halves(models: Array, retrained: Array) -> dict[str, float]:
-    """Mean and 95th percentile of one half of the models against the other half of the Retrains; JSON-able."""
+def klom_by_halves(models: Array, retrained: Array) -> KlomFigures:
+    """Mean and 95th percentile of one half of the models against the other half of the Retrains."""
     (first, second), (third, fourth) = halves(models), halves(retrained)
     each = np.concatenate([klom(first, fourth), klom(second, third)])
-    return {"mean": float(each.mean()), "p95": float(np.quantile(each, 0.95))}
+    return KlomFigures(mean=float(each.mean()), p95=float(np.quantile(each, 0.95)))
 
 
 def _shares(values: Array, low: Array, width: Array, count: int) -> Array:

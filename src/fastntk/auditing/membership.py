@@ -1,6 +1,6 @@
-"""A population attack: can somebody who sees only the model's answers tell forgotten samples from unseen ones?
+"""A population attack: can somebody who sees only the model's predictions tell forgotten samples from unseen ones?
 
-Four features of each answer:
+Four features of each prediction:
 
     loss        −log p_y
     confidence  max_c p_c
@@ -18,13 +18,12 @@ the model treats that class.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastntk.auditing.metrics import margins
+from fastntk.auditing.record import ByFeature, PopulationAttack
 from fastntk.auditing.roc import Array, auc, summary
 from fastntk.base.errors import InputError
 
@@ -36,7 +35,7 @@ _MEMBERS_LOWER = ("loss", "entropy")
 
 
 def attack_features(logits: Tensor, labels: Tensor) -> Array:
-    """Loss, confidence, entropy and margin of each answer, (n, 4), from logits (n, C)."""
+    """Loss, confidence, entropy and margin of each prediction, (n, 4), from logits (n, C)."""
     log_p = logits.double().log_softmax(1)
     loss = -log_p.gather(1, labels[:, None]).squeeze(1)
     p = log_p.exp()
@@ -44,8 +43,8 @@ def attack_features(logits: Tensor, labels: Tensor) -> Array:
     return torch.stack(columns, dim=1).cpu().numpy()
 
 
-def population_attack(members: Array, others: Array, *, seed: int = 0) -> dict[str, Any]:
-    """The attack on features (m, 4) of forgotten and (k, 4) of unseen samples; JSON-able figures."""
+def population_attack(members: Array, others: Array, *, seed: int = 0) -> PopulationAttack:
+    """The attack on features (m, 4) of forgotten and (k, 4) of unseen samples."""
     if min(len(members), len(others)) < LEAST:
         raise InputError(f"The attack needs at least {LEAST} samples on both sides; got {len(members)} and {len(others)}.")
     if not (np.isfinite(members).all() and np.isfinite(others).all()):
@@ -55,7 +54,14 @@ def population_attack(members: Array, others: Array, *, seed: int = 0) -> dict[s
     for column, name in enumerate(FEATURES):
         sign = -1.0 if name in _MEMBERS_LOWER else 1.0
         by_feature[name] = auc(sign * members[:, column], sign * others[:, column])
-    return summary(scores[: len(members)], scores[len(members) :]) | {"by_feature": by_feature}
+    attack = summary(scores[: len(members)], scores[len(members) :])
+    return PopulationAttack(
+        auc=attack.auc,
+        auc_standard_error=attack.auc_standard_error,
+        tpr_at_1pct_fpr=attack.tpr_at_1pct_fpr,
+        roc=attack.roc,
+        by_feature=ByFeature(**by_feature),
+    )
 
 
 def out_of_fold(members: Array, others: Array, *, seed: int) -> Array:

@@ -29,7 +29,7 @@ def mean_loss(logits: Tensor, labels: Tensor) -> float:
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """The label's logit less the largest other one, (n,): negative where the answer is wrong."""
+    """The label's logit less the largest other one, (n,): negative where the prediction is wrong."""
     _check(logits, labels)
     values = logits.double()
     own = values.gather(1, labels[:, None]).squeeze(1)

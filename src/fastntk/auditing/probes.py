@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fastntk.auditing.record import SetAccuracies
 from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of
 
 
-def linear_probe(features: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> dict[str, float] | None:
+def linear_probe(features: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> SetAccuracies | None:
     """Accuracy of a probe on ``retain``, ``forget`` and ``holdout``, each features (n, H) and labels (n,); None if not finite."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -44,7 +45,7 @@ def linear_probe(features: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -
         # A probe stopped after 300 steps is still a fair probe: all models get the same number.
         warnings.simplefilter("ignore", ConvergenceWarning)
         probe.fit(inputs, targets)
-    return {name: float(probe.score(arrays[name], truth[name])) for name in arrays}
+    return SetAccuracies(**{name: float(probe.score(arrays[name], truth[name])) for name in arrays})
 
 
 def random_model(model: nn.Module, *, seed: int = 0) -> tuple[nn.Module, str]:
@@ -53,22 +54,22 @@ def random_model(model: nn.Module, *, seed: int = 0) -> tuple[nn.Module, str]:
     card = card_of(model)
     if card is not None:
         try:
-            made = build_model(card.name, num_classes=card.num_classes, weights=None, image_size=card.image_size, seed=seed)
+            built = build_model(card.name, num_classes=card.num_classes, weights=None, image_size=card.image_size, seed=seed)
         except InputError as error:
             why = f"build_model refused: {error}"
         else:
-            return made.to(first), "built anew by name"
+            return built.to(first), "built anew by name"
     else:
         why = "the model was not made by build_model"
     work = copy.deepcopy(model).eval()
-    kept = _reset(work, seed=seed)
-    rest = f"; {kept} tensors without such a method keep their values" if kept else ""
+    unchanged = _reset(work, seed=seed)
+    rest = f"; {unchanged} tensors without such a method keep their values" if unchanged else ""
     return work, f"a copy after reset_parameters, since {why}{rest}"
 
 
 def _reset(model: nn.Module, *, seed: int) -> int:
     """Draw every module's own parameters anew, in place; return how many tensors could not be."""
-    kept = 0
+    unchanged = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.modules():
@@ -76,5 +77,5 @@ def _reset(model: nn.Module, *, seed: int) -> int:
             if callable(reset):
                 reset()
             else:
-                kept += len(list(module.parameters(recurse=False)))
-    return kept
+                unchanged += len(list(module.parameters(recurse=False)))
+    return unchanged

@@ -1,158 +1,508 @@
-"""Parts of an audit record: tensors in, JSON-able dictionaries out. No ids: samples are named by digests."""
+"""The audit record: what ``fastntk audit`` writes and every reader reads, as frozen dataclasses with their constraints.
+
+Parser, JSON Schema and JSON all come from these types (:mod:`fastntk.auditing.reading`, :func:`schema`, :func:`to_dict`); nothing
+else says what a record looks like. Fractions are 0…1, losses and divergences are in nats, digests are SHA-256. A field that may
+be left out is ``UNSET`` where it is; null means that a figure was tried and is no number. No torch here, and no figures computed.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from fastntk.auditing.answers import Answers
-from fastntk.auditing.metrics import accuracy, mean_loss
-from fastntk.base.digest import tensor_digest
-from fastntk.data import Samples
-from fastntk.models import card_of
-from fastntk.storage.results import id_digest
-from fastntk.unlearning.result import Unlearned
-
-SCHEMA = "fastntk-audit/1"
+SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MODELS = ("full", "unlearned", "retrain")
+"""Before unlearning, after it, and retrained without the forgotten samples."""
 SETS = ("retain", "forget", "holdout")
-BINS = 30
-MOST_LOSS = 20.0
+
+Count = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+Curve = Annotated[tuple[Fraction, ...], Meta(max_length=101)]
+Sentences = Annotated[tuple[str, ...], Meta(min_length=1)]
+JsonObject: TypeAlias = dict[str, Any]
+"""Names and values that depend on the method, the recipe or the machine."""
+Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "no reference"]
+Better = Literal["like retrain", "lower", "higher"]
+EnsembleKind = Literal["real", "tangent"]
+
+T = TypeVar("T")
 
 
-def subject(result: Unlearned, holdout: Samples) -> dict[str, Any]:
-    """Which model, data, run and result the record is about."""
-    run, card = result.run, card_of(result.run.model)
+def known(value: T | UnsetType | None) -> T | None:
+    """A value, or None where it was left out."""
+    return None if value is UNSET else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfModels(Generic[T]):
+    """A figure of the model before unlearning and after it; those below add Retrain's."""
+
+    full: T
+    unlearned: T
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Models and values, those that are there and not null: before, after, Retrain."""
+        for model in MODELS:
+            value = known(getattr(self, model))
+            if value is not None:
+                yield model, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByModel(OfModels[T], Generic[T]):
+    """A figure of each model; ``retrain`` is left out where there is no Retrain."""
+
+    retrain: T | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fractions(ByModel[Fraction]):
+    """A fraction of each model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(ByModel[float | None]):
+    """A number of each model; null where its outputs are not numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDigests:
+    """Digests of the run: its ``data``, its ``tuned`` vector, and the ``anchor`` it was fine-tuned from."""
+
+    data: Sha256
+    tuned: Sha256
+    anchor: Sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultDigests:
+    """Digest of the ``tuned`` vector after unlearning."""
+
+    tuned: Sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Which model, data, run and result the record is about.
+
+    ``model``, ``weights``: the architecture and the pre-trained weights by name. ``tuned`` of ``parameters`` parameters may
+    change, which is ``tuned_share``. ``classes``: names by label. ``samples``, ``holdout``: how many were trained on, and how
+    many were not. ``recipe``: of the fine-tuning. ``method``, ``options``: of unlearning.
+    """
+
+    model: str
+    weights: str | None
+    tuned: Count
+    tuned_share: Fraction
+    parameters: Count
+    classes: tuple[str, ...]
+    samples: Count
+    holdout: Count
+    run: RunDigests
+    result: ResultDigests
+    recipe: JsonObject | None
+    method: str
+    options: JsonObject
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSummary:
+    """What was asked: how many samples to ``forget`` and to ``retain``, classes that go entirely, a digest of the ids."""
+
+    forget: Count
+    retain: Count
+    whole_classes: tuple[str, ...]
+    ids_digest: Sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSummary:
+    """Whether there is a Retrain, its ``seed`` (the run's own), and the seeds of further Retrains."""
+
+    made: bool
+    seed: Count | None
+    other_seeds: tuple[Count, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracies:
+    """Share of samples classified correctly, by set; hold-out also by class where whole classes were forgotten."""
+
+    retain: Fractions
+    forget: Fractions
+    holdout: Fractions
+    holdout_forgotten_classes: Fractions | UnsetType = UNSET
+    holdout_kept_classes: Fractions | UnsetType = UNSET
+
+    def items(self) -> Iterator[tuple[str, Fractions]]:
+        """Sets and figures, those that are there."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not UNSET:
+                yield item.name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Mean cross-entropy by set."""
+
+    retain: Numbers
+    forget: Numbers
+    holdout: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relearning:
+    """Epochs on the forgotten samples until their loss is below ``threshold``; null and ``censored``: more than ``cap``.
+
+    ``curve``: the loss before the first epoch and after each.
+    """
+
+    epochs: Count | None
+    censored: bool
+    threshold: float
+    cap: Count
+    curve: Annotated[tuple[float | None, ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelearningByModel(ByModel[Relearning]):
+    """Relearning of each model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAccuracies:
+    """Accuracy on each set."""
+
+    retain: Fraction
+    forget: Fraction
+    holdout: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnHeads(ByModel[SetAccuracies]):
+    """Accuracies of each model with its own head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProbes(ByModel[SetAccuracies | None]):
+    """Accuracies of linear probes on each model's features, and on those before fine-tuning and of random weights."""
+
+    pretrained: SetAccuracies | None
+    random: SetAccuracies | None
+
+    def items(self) -> Iterator[tuple[str, SetAccuracies | None]]:
+        """Models and figures, those that are there: before, after, Retrain, then the two that know nothing of the data."""
+        yield from super().items()
+        yield from ((name, value) for name in ("pretrained", "random") if (value := getattr(self, name)) is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """The models' own heads beside linear probes; ``linear_probe`` is null where there is no linear head; how it was done."""
+
+    own_head: OwnHeads
+    linear_probe: LinearProbes | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """A distance on forgotten and on held-out samples; null where outputs are not numbers."""
+
+    forget: float | None
+    holdout: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far one model is from another, usually a Retrain; defined in :mod:`fastntk.auditing.distances`."""
+
+    total_variation: Places
+    jensen_shannon: Places
+    agreement: Places
+    weights: float | None
+    recovered: float | None
+    tug_of_war: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances:
+    """Distances to Retrain and between Retrains.
+
+    ``same_seed``, ``full``: of the unlearned model and of Full to the Retrain of the run's own seed. ``other_seeds``: mean over
+    the Retrains of other seeds. ``retrain_spread``: mean over pairs of Retrains. ``by_seed``: of the unlearned model to each
+    Retrain, by its seed. ``retrain_pairs``: of each pair of Retrains, as "seed-seed".
+    """
+
+    same_seed: Distance
+    full: Distance
+    other_seeds: Distance | UnsetType = UNSET
+    retrain_spread: Distance | UnsetType = UNSET
+    by_seed: dict[str, Distance] | UnsetType = UNSET
+    retrain_pairs: dict[str, Distance] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roc:
+    """True-positive rates at false-positive rates, as many of one as of the other."""
+
+    fpr: Curve
+    tpr: Curve
+
+    def __post_init__(self) -> None:
+        if len(self.fpr) != len(self.tpr):
+            raise ValueError(f"fpr and tpr differ in length: {len(self.fpr)} and {len(self.tpr)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """Area under the curve with its standard error, true-positive rate at 1 % false positives, and the curve."""
+
+    auc: Fraction
+    auc_standard_error: float
+    tpr_at_1pct_fpr: Fraction
+    roc: Roc
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByFeature:
+    """Area under the curve of each feature of a prediction by itself."""
+
+    loss: Fraction
+    confidence: Fraction
+    entropy: Fraction
+    margin: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationAttack(Attack):
+    """The attack with all features, and the area of each alone."""
+
+    by_feature: ByFeature
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationAttacks(ByModel[PopulationAttack | None]):
+    """The population attack on each model; null where its outputs are not numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSizes:
+    """How many forgotten samples, and unseen samples of their classes, the population attack had."""
+
+    forgotten: Count
+    holdout: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleSummary:
+    """How an ensemble was made: ``size`` models of each kind with these seeds; ``reused`` files were there already."""
+
+    kind: EnsembleKind
+    size: Count
+    seeds: tuple[Count, ...]
+    seconds: float
+    reused: Count
+    estimated_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ULira(OfModels[Attack | None]):
+    """U-LiRA of each ensemble against the Retrains, and how the ensembles were made."""
+
+    ensemble: EnsembleSummary
+    retrain: Attack | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlomFigures:
+    """Mean and 95th percentile over the forgotten samples."""
+
+    mean: float
+    p95: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Klom(OfModels[KlomFigures | None]):
+    """KLoM of each ensemble against the Retrains."""
+
+    retrain: KlomFigures | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What attackers can tell; any part may be left out. ``population`` is null with too few samples, which ``note`` says."""
+
+    population: PopulationAttacks | UnsetType | None = UNSET
+    sizes: AttackSizes | UnsetType = UNSET
+    note: str | UnsetType | None = UNSET
+    u_lira: ULira | UnsetType = UNSET
+    klom: Klom | UnsetType = UNSET
+
+
+Counts = tuple[Count, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow(ByModel[tuple[Counts, ...]]):
+    """Of the forgotten samples: how many of each label (row) get which prediction (column)."""
+
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        size = len(self.classes)
+        for model, table in self.items():
+            if len(table) != size or any(len(row) != size for row in table):
+                raise ValueError(f"{model}: expected {size} × {size} counts, one row and column a class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetCounts:
+    """Counts of each set's samples by bin."""
+
+    retain: Counts
+    forget: Counts
+    holdout: Counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossHistogram(ByModel[SetCounts]):
+    """How many samples have a loss between two neighbouring ``edges``; the last bin has all above."""
+
+    edges: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        bins = len(self.edges) - 1
+        for model, sets in self.items():
+            for name in SETS:
+                if len(getattr(sets, name)) != bins:
+                    raise ValueError(f"{model}.{name}: expected {bins} counts for {bins + 1} edges")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleEntry(ByModel[str]):
+    """A forgotten sample: the digest of its id, its label, each model's prediction, and its loss under each model."""
+
+    digest: Sha256
+    label: str
+    loss: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds and memory of unlearning, beside the seconds of Retrain and of this audit.
+
+    ``stages``: seconds by stage. ``rows_made_before``: Jacobian rows were handed in, so that no stage counts them.
+    """
+
+    seconds: float
+    retrain_seconds: float | None
+    ratio_to_retrain: float | None
+    peak_memory_bytes: Count | None
+    stages: JsonObject
+    audit_seconds: float
+    rows_made_before: bool | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """What a figure is called, means, should be, and is measured in."""
+
+    title: str
+    definition: str
+    better: Better
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A level, sentences on what was done and seen, and why it is that level."""
+
+    level: Level
+    text: Sentences
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A condition on the audit, both its sides (null: not computed, or infinite), whether it holds, and a remark."""
+
+    text: str
+    left: float | None
+    right: float | None
+    passed: bool
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Everything that was measured: a record before it is judged. Fields as in :class:`AuditRecord`."""
+
+    schema: Literal["fastntk-audit/1"]
+    created: Moment
+    fastntk: str
+    environment: JsonObject
+    subject: Subject
+    request: RequestSummary
+    details: JsonObject
+    reference: ReferenceSummary
+    accuracy: Accuracies
+    loss: Losses
+    relearn: RelearningByModel
+    membership: Membership
+    flow: Flow
+    loss_histogram: LossHistogram
+    samples: tuple[SampleEntry, ...]
+    cost: Cost
+    definitions: dict[str, Definition]
+    probes: Probes | UnsetType = UNSET
+    distances: Distances | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.reference.made and self.distances is UNSET:
+            raise ValueError("the record has no field `distances`, though a Retrain was made")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRecord(Measurements):
+    """Written by `fastntk audit` and returned by fastntk.audit. Fractions are 0…1; what was not computed is absent or null.
+
+    ``schema``, ``created``, ``fastntk``, ``environment``: the format, the time (ISO 8601), the release and what it ran on.
+    ``subject``, ``request``, ``details``: the model, what was asked, and what the method said of itself. ``reference``: the
+    Retrains. ``accuracy`` … ``cost``: figures, explained by ``definitions`` and in docs/metrics.md. ``verdict``,
+    ``requirements``: the judgement. ``limits``: what the record does not show.
+    """
+
+    verdict: Verdict
+    requirements: tuple[Requirement, ...]
+    limits: Sentences
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """A record, or a part of one, as plain JSON: dictionaries, lists, strings, finite numbers, true, false and null."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
+    return plain
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a record, generated from :class:`AuditRecord`."""
+    parts = msgspec.json.schema(AuditRecord)["$defs"]
+    record = parts.pop(AuditRecord.__name__)
+    made = {"properties": {"reference": {"properties": {"made": {"const": True}}}}}
     return {
-        "model": type(run.model).__name__ if card is None else card.name,
-        "weights": None if card is None else card.weights,
-        "tuned": run.subset.numel,
-        "tuned_share": run.subset.ratio,
-        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-        "classes": names(run.data, classes=0),
-        "samples": len(run.data),
-        "holdout": len(holdout),
-        "run": {"data": run.data.digest(), "tuned": tensor_digest(run.subset.get()), "anchor": tensor_digest(run.anchor)},
-        "result": {"tuned": tensor_digest(result.subset.get())},
-        "recipe": None if run.recipe is None else run.recipe.to_dict(),
-        "method": result.method,
-        "options": dict(result.details.get("options", {})),
+        "$schema": DRAFT,
+        "$id": SCHEMA.replace("/", "-"),
+        **record,
+        "title": "Audit of an unlearned model",
+        "if": made,
+        "then": {"required": ["distances"]},
+        "$defs": parts,
     }
-
-
-def request(result: Unlearned) -> dict[str, Any]:
-    """What was asked, without naming anybody."""
-    classes = names(result.run.data, classes=0)
-    return {
-        "forget": len(result.split.forget),
-        "retain": len(result.split.retain),
-        "whole_classes": [classes[label] for label in result.split.whole_classes],
-        "ids_digest": result.forgotten.ids_digest(),
-    }
-
-
-def names(samples: Samples, *, classes: int) -> list[str]:
-    """Class names, or labels as names; at least ``classes`` of them."""
-    known = list(samples.classes or [])
-    return known + [str(label) for label in range(len(known), max(classes, samples.num_classes))]
-
-
-def accuracies(models: Mapping[str, Answers], whole: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """By set, then by model; hold-out also split into forgotten and kept classes where whole classes went."""
-    out = {
-        where: {name: accuracy(getattr(model, where), model.labels[where]) for name, model in models.items()} for where in SETS
-    }
-    labels = next(iter(models.values())).labels["holdout"]
-    gone = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
-    for key, mask in (("holdout_forgotten_classes", gone), ("holdout_kept_classes", ~gone)):
-        if whole and bool(mask.any()):
-            out[key] = {name: accuracy(model.holdout[mask], labels[mask]) for name, model in models.items()}
-    return out
-
-
-def losses(models: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
-    """Mean cross-entropy, by set, then by model."""
-    return {
-        where: {name: mean_loss(getattr(model, where), model.labels[where]) for name, model in models.items()} for where in SETS
-    }
-
-
-def flow(models: Mapping[str, Answers], classes: list[str]) -> dict[str, Any]:
-    """Of the forgotten samples: how many of each true class (row) get which answer (column)."""
-    size = len(classes)
-    tables: dict[str, Any] = {"classes": classes}
-    for name, model in models.items():
-        cells = model.labels["forget"] * size + model.forget.argmax(1)
-        tables[name] = torch.bincount(cells, minlength=size * size).reshape(size, size).tolist()
-    return tables
-
-
-def loss_histogram(models: Mapping[str, Answers]) -> dict[str, Any]:
-    """Counts of losses between common edges; what lies above the last is counted in the last bin."""
-    values = {name: {where: sample_losses(model, where) for where in SETS} for name, model in models.items()}
-    pooled = np.concatenate([part for parts in values.values() for part in parts.values()])
-    pooled = pooled[np.isfinite(pooled)]
-    top = float(np.clip(np.quantile(pooled, 0.995), 1e-3, MOST_LOSS)) if len(pooled) else 1.0
-    edges = np.linspace(0, top, BINS + 1)
-
-    def counts(part: Any) -> list[int]:
-        clipped = np.clip(np.nan_to_num(part, nan=top, posinf=top), 0, top)
-        return [int(count) for count in np.histogram(clipped, edges)[0]]
-
-    table: dict[str, Any] = {"edges": [float(f"{edge:.6g}") for edge in edges]}
-    for name, parts in values.items():
-        table[name] = {where: counts(part) for where, part in parts.items()}
-    return table
-
-
-def sample_losses(model: Answers, where: str) -> Any:
-    """Cross-entropy of each sample of a set, a numpy array (n,)."""
-    return F.cross_entropy(getattr(model, where).double(), model.labels[where], reduction="none").cpu().numpy()
-
-
-def forgotten_samples(models: Mapping[str, Answers], result: Unlearned, classes: list[str]) -> list[dict[str, Any]]:
-    """One entry a forgotten sample: a digest of its id, its label, and each model's answer and loss."""
-    samples = result.forgotten
-    data_digest = result.run.data.digest()
-    answered = {name: model.forget.argmax(1).tolist() for name, model in models.items()}
-    lost = {name: sample_losses(model, "forget").tolist() for name, model in models.items()}
-    return [
-        {
-            "digest": id_digest(samples.ids[row], data_digest=data_digest),
-            "label": classes[label],
-            **{name: classes[answers[row]] for name, answers in answered.items()},
-            "loss": {name: float(f"{values[row]:.6g}") for name, values in lost.items()},
-        }
-        for row, label in enumerate(samples.labels.tolist())
-    ]
-
-
-def cost(result: Unlearned, retrain: Unlearned | None) -> dict[str, Any]:
-    """Seconds and memory of unlearning, beside Retrain's seconds."""
-    seconds = None if retrain is None else retrain.seconds
-    stages = dict(result.details.get("seconds", {}))
-    return {
-        "seconds": result.seconds,
-        "retrain_seconds": seconds,
-        "ratio_to_retrain": None if not seconds else result.seconds / seconds,
-        "peak_memory_bytes": result.details.get("peak_memory_bytes"),
-        "stages": stages,
-        # A linearisation was handed in: its rows are in no stage.
-        "rows_made_before": "rows" in result.details and "rows" not in stages,
-    }
-
-
-def plain(value: Any) -> Any:
-    """The same with every number that JSON does not know (NaN, infinite) as None, tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Tensor | np.generic):
-        return plain(value.item())
-    return None if isinstance(value, float) and not math.isfinite(value) else value

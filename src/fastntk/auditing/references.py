@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from fastntk.auditing.record import names
+from fastntk.auditing.sections import class_names
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.training.network import check_samples
@@ -29,7 +29,7 @@ def references(run: Run, result: Unlearned, reference: Reference, *, retrains: i
     if reference is None:
         return []
     if isinstance(reference, str):
-        return _made(run, result, reference, retrains=retrains)
+        return _retrained(run, result, reference, retrains=retrains)
     given = [reference] if isinstance(reference, Unlearned) else list(reference)
     for item in given:
         _check_reference(run, result, item)
@@ -48,7 +48,7 @@ def references(run: Run, result: Unlearned, reference: Reference, *, retrains: i
     return given
 
 
-def _made(run: Run, result: Unlearned, word: str, *, retrains: int) -> list[Unlearned]:
+def _retrained(run: Run, result: Unlearned, word: str, *, retrains: int) -> list[Unlearned]:
     if word != "retrain":
         raise InputError(f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {word!r}.")
     if run.recipe is None:
@@ -58,7 +58,7 @@ def _made(run: Run, result: Unlearned, word: str, *, retrains: int) -> list[Unle
         )
     if retrains < 0:
         raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
-    ids = result.forgotten.ids
+    ids = [run.data.ids[position] for position in result.split.forget.tolist()]
     seeds = [run.recipe.seed + step for step in range(retrains + 1)]
     return [unlearn(run, ids=ids, method="retrain", seed=seed) for seed in seeds]
 
@@ -107,7 +107,7 @@ def check_holdout(run: Run, holdout: Samples) -> int:
             "prepare both in the same way."
         )
     classes = check_samples(run.model, holdout)
-    ours, theirs = (names(samples, classes=classes) for samples in (run.data, holdout))
+    ours, theirs = (class_names(samples, classes=classes) for samples in (run.data, holdout))
     if run.data.classes is not None and holdout.classes is not None and ours != theirs:
         raise InputError(
             f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it with classes=run.data.classes, which "

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastntk.auditing.figures import BY_NAME, Figure, value_of
+from fastntk.auditing.record import Measurements, Requirement
 from fastntk.base.errors import InputError, listing
 
 REFERENCES = ("retrain", "full", "spread")
@@ -38,7 +38,7 @@ _FORM = "NAME OP EXPRESSION, like forget_accuracy<=retrain+1, total_variation_fo
 
 
 @dataclass(frozen=True)
-class Requirement:
+class Condition:
     """One condition, taken apart; ``number`` alone, or ``reference`` with a change."""
 
     text: str
@@ -59,7 +59,7 @@ class Requirement:
         return tuple(needs)
 
 
-def parse(text: str) -> Requirement:
+def parse(text: str) -> Condition:
     """Take a condition apart, or say what was expected."""
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -68,16 +68,16 @@ def parse(text: str) -> Requirement:
     if figure is None:
         raise InputError(f"Requirement {text!r}: unknown figure {match['name']!r}. Known: {listing(BY_NAME, most=99)}.")
     if match["number"] is not None:
-        return Requirement(text, figure, match["op"], float(match["number"]))
+        return Condition(text, figure, match["op"], float(match["number"]))
     reference = match["reference"]
     known = [name for name in REFERENCES if name in figure.paths]
     if reference not in known:
         raise InputError(f"Requirement {text!r}: {figure.name} is compared with a number{_or(known)}; got {reference!r}.")
     change = match["change"] or "+"
-    return Requirement(text, figure, match["op"], float(match["by"] or 0), reference, change)
+    return Condition(text, figure, match["op"], float(match["by"] or 0), reference, change)
 
 
-def check_possible(requirements: Sequence[Requirement], *, given: Collection[str]) -> None:
+def check_possible(conditions: Sequence[Condition], *, given: Collection[str]) -> None:
     """Refuse, before any work, what this audit will not compute; ``given`` are the needs it meets."""
     advice = {
         "reference": "needs a Retrain: give reference='retrain' (--reference retrain)",
@@ -86,32 +86,26 @@ def check_possible(requirements: Sequence[Requirement], *, given: Collection[str
         "membership": "needs the attack: leave membership on",
         "probes": "needs the probes: leave them on",
     }
-    for requirement in requirements:
-        for need in requirement.needs:
+    for condition in conditions:
+        for need in condition.needs:
             if need not in given:
-                raise InputError(f"Requirement {requirement.text!r} {advice[need]}.")
+                raise InputError(f"Requirement {condition.text!r} {advice[need]}.")
 
 
-def evaluate(requirement: Requirement, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sides and whether it holds; a side that is infinite (censored) or was not computed is null. JSON-able."""
-    figure = requirement.figure
+def evaluate(condition: Condition, record: Measurements) -> Requirement:
+    """Both sides and whether it holds; a side that is infinite (censored) or was not computed is null."""
+    figure = condition.figure
     unit = 100.0 if figure.points else 1.0
     left = value_of(record, figure, "unlearned")
-    right: float | None = requirement.number
-    if requirement.reference is not None:
-        base = value_of(record, figure, requirement.reference)
-        right = None if base is None else _CHANGES[requirement.change](unit * base, requirement.number)
+    right: float | None = condition.number
+    if condition.reference is not None:
+        base = value_of(record, figure, condition.reference)
+        right = None if base is None else _CHANGES[condition.change](unit * base, condition.number)
     if left is not None:
         left *= unit
     computed = left is not None and right is not None and not math.isnan(left) and not math.isnan(right)
-    passed = computed and OPERATORS[requirement.op](_rounded(left), _rounded(right))
-    return {
-        "text": requirement.text,
-        "left": _plain(left),
-        "right": _plain(right),
-        "passed": bool(passed),
-        "note": _note(left, right),
-    }
+    passed = computed and OPERATORS[condition.op](_rounded(left), _rounded(right))
+    return Requirement(text=condition.text, left=_plain(left), right=_plain(right), passed=bool(passed), note=_note(left, right))
 
 
 def _rounded(value: float | None) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.auditing.record import Attack, Roc
 from fastntk.base.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -58,24 +59,29 @@ def standard_error(area: float, *, members: int, others: int) -> float:
     return math.sqrt(max(variance, 0.0) / (members * others))
 
 
-def on_grid(members: Any, others: Any) -> dict[str, list[float]]:
+def on_grid(members: Any, others: Any) -> Roc:
     """The curve at evenly spaced false-positive rates, for plots: the best rate reached at or before each."""
     false, true = curve(members, others)
     grid = np.linspace(0, 1, GRID)
     reached = np.maximum.accumulate(true)[np.searchsorted(false, grid + 1e-12, side="right") - 1]
-    return {"fpr": _digits(grid), "tpr": _digits(reached)}
+    return Roc(fpr=rounded(grid), tpr=rounded(reached))
 
 
-def summary(members: Any, others: Any) -> dict[str, Any]:
-    """Area, its standard error, the rate at 1 % and the curve: JSON-able."""
+def summary(members: Any, others: Any) -> Attack:
+    """Area, its standard error, the rate at 1 % and the curve."""
     high, low = _scores(members, others)
     area = auc(high, low)
-    return {
-        "auc": area,
-        "auc_standard_error": standard_error(area, members=len(high), others=len(low)),
-        "tpr_at_1pct_fpr": tpr_at(high, low),
-        "roc": on_grid(high, low),
-    }
+    return Attack(
+        auc=area,
+        auc_standard_error=standard_error(area, members=len(high), others=len(low)),
+        tpr_at_1pct_fpr=tpr_at(high, low),
+        roc=on_grid(high, low),
+    )
+
+
+def rounded(values: Array | Sequence[float]) -> tuple[float, ...]:
+    """Rates to five digits, as records have them."""
+    return tuple(float(f"{value:.5g}") for value in values)
 
 
 def _scores(members: Any, others: Any) -> tuple[Array, Array]:
@@ -85,7 +91,3 @@ def _scores(members: Any, others: Any) -> tuple[Array, Array]:
     if np.isnan(high).any() or np.isnan(low).any():
         raise InputError("The scores of an attack hold NaN: the model's outputs are not numbers.")
     return high, low
-
-
-def _digits(values: Array | Sequence[float]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]

@@ -1,12 +1,12 @@
-"""U-LiRA: can one answer tell an unlearned model from a retrained one? A likelihood-ratio test for every sample.
+"""U-LiRA: can one prediction tell an unlearned model from a retrained one? A likelihood-ratio test for every sample.
 
 Many unlearned and many retrained models give, for each forgotten sample, two sets of logit-scaled confidences
 
     φ = log p_y / (1 − p_y) = z_y − log Σ_{c≠y} exp z_c
 
-each described by a normal distribution N_u and N_r. The test's score for a new answer is log N_u(φ) − log N_r(φ). Leave-one-out:
-for every k, the k-th unlearned and the k-th retrained model are left out of *both* fits and scored with them. So both are new to
-the test, and for equal ensembles the area is 0.5 in expectation, for any size.
+each described by a normal distribution N_u and N_r. The test's score for a new prediction is log N_u(φ) − log N_r(φ).
+Leave-one-out: for every k, the k-th unlearned and the k-th retrained model are left out of *both* fits and scored with them. So
+both are new to the test, and for equal ensembles the area is 0.5 in expectation, for any size.
 
 The area, the curve and the rate at 1 % false positives are those over the forgotten samples of one pair of models, averaged over
 the pairs. The standard error of the area is a jackknife over the pairs (in at most ``GROUPS`` groups): the areas of single pairs
@@ -16,14 +16,15 @@ share their fits, so their own scatter would promise half the noise there is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.auditing.roc import Array, auc, on_grid, tpr_at
+from fastntk.auditing.record import Attack, Roc
+from fastntk.auditing.roc import Array, auc, on_grid, rounded, tpr_at
 from fastntk.base.errors import InputError
 
 LEAST = 4
@@ -35,28 +36,25 @@ SPLITS = 8
 
 
 def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """log p_y / (1 − p_y) of each answer (n,), from logits (n, C), without ever rounding p to 0 or 1."""
+    """log p_y / (1 − p_y) of each sample (n,), from logits (n, C), without ever rounding p to 0 or 1."""
     values = logits.double()
     own = values.gather(1, labels[:, None]).squeeze(1)
     return own - values.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
 
 
-def u_lira(unlearned: Any, retrained: Any) -> dict[str, Any]:
-    """The test on φ of K models each, (K, n) and (K, n); JSON-able figures."""
+def u_lira(unlearned: Any, retrained: Any) -> Attack:
+    """The test on φ of K models each, (K, n) and (K, n)."""
     one, two = checked_pair(unlearned, retrained)
     scale = float(np.concatenate([one, two]).std())
     floor = FLOOR * scale if scale > 0 else 1.0
     pairs = list(_scored(one, two, floor))
     curves = [on_grid(*pair) for pair in pairs]
-    return {
-        "auc": _area(one, two, floor),
-        "auc_standard_error": _jackknife(one, two, floor),
-        "tpr_at_1pct_fpr": float(np.mean([tpr_at(*pair) for pair in pairs])),
-        "roc": {
-            "fpr": curves[0]["fpr"],
-            "tpr": [float(f"{value:.5g}") for value in np.mean([curve["tpr"] for curve in curves], axis=0)],
-        },
-    }
+    return Attack(
+        auc=_area(one, two, floor),
+        auc_standard_error=_jackknife(one, two, floor),
+        tpr_at_1pct_fpr=float(np.mean([tpr_at(*pair) for pair in pairs])),
+        roc=_mean_curve(curves),
+    )
 
 
 def _scored(one: Array, two: Array, floor: float) -> Iterator[tuple[Array, Array]]:
@@ -78,19 +76,27 @@ def _jackknife(one: Array, two: Array, floor: float) -> float:
     return math.sqrt((len(groups) - 1) / len(groups) * float(((areas - areas.mean()) ** 2).sum()))
 
 
-def u_lira_null(retrained: Any) -> dict[str, Any]:
+def u_lira_null(retrained: Any) -> Attack:
     """The test of Retrains (K, n) against Retrains: the mean over ``SPLITS`` random halves, since one split is mostly chance.
 
     The standard error is the mean of the splits' own: how far one comparison of that size strays from one half.
     """
     values = np.asarray(retrained, dtype=np.float64)
-    found = []
-    for split in range(SPLITS):
-        order = np.random.default_rng(split).permutation(len(values))
-        found.append(u_lira(*halves(values[order])))
-    means = {key: float(np.mean([item[key] for item in found])) for key in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")}
-    tpr = np.mean([item["roc"]["tpr"] for item in found], axis=0)
-    return means | {"roc": {"fpr": found[0]["roc"]["fpr"], "tpr": [float(f"{value:.5g}") for value in tpr]}}
+    splits = []
+    for number in range(SPLITS):
+        order = np.random.default_rng(number).permutation(len(values))
+        splits.append(u_lira(*halves(values[order])))
+    return Attack(
+        auc=float(np.mean([split.auc for split in splits])),
+        auc_standard_error=float(np.mean([split.auc_standard_error for split in splits])),
+        tpr_at_1pct_fpr=float(np.mean([split.tpr_at_1pct_fpr for split in splits])),
+        roc=_mean_curve([split.roc for split in splits]),
+    )
+
+
+def _mean_curve(curves: Sequence[Roc]) -> Roc:
+    """The mean of curves on the same grid."""
+    return Roc(fpr=curves[0].fpr, tpr=rounded(np.mean([curve.tpr for curve in curves], axis=0)))
 
 
 def halves(values: Array) -> tuple[Array, Array]:
@@ -112,5 +118,5 @@ def checked_pair(one: Any, two: Any) -> tuple[Array, Array]:
             f"{first.shape} and {second.shape}."
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise InputError("Some models of the ensembles give answers that are not numbers.")
+        raise InputError("Some models of the ensembles give logits that are not numbers.")
     return first, second

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from fastntk.auditing.figures import lookup
+from fastntk.auditing.record import Attack, Level, Measurements, Verdict, known
 
 RECOVERED_LEAST = 0.8
 """Recovered below this is memory left."""
@@ -40,7 +41,7 @@ POINTS = 0.02
 FEW = 2
 """… if it is also more than this many samples."""
 
-TEXT = {
+TEXT: dict[Level, str] = {
     "not to be trusted": "The unlearning step failed its own check. Do not use this model: retrain instead.",
     "no reference": "There is no retrained model to compare with, so whether the data was forgotten cannot be judged here.",
     "memory left": "The model still knows more about the removed data than a model that never saw it.",
@@ -49,116 +50,116 @@ TEXT = {
 }
 
 
-def verdict(record: Mapping[str, Any]) -> dict[str, Any]:
+def verdict(record: Measurements) -> Verdict:
     """Level, sentences and reasons."""
-    step = lookup(record, "details.validity")
-    if isinstance(step, Mapping) and step.get("verdict") == "retrain instead":
-        return _made("not to be trusted", [f"own check: {reason}" for reason in step.get("reasons", [])], record)
-    if not lookup(record, "reference.made"):
-        return _made("no reference", ["no Retrain was made"], record)
+    check = record.details.get("validity")
+    if isinstance(check, Mapping) and check.get("verdict") == "retrain instead":
+        return _judged("not to be trusted", [f"own check: {reason}" for reason in check.get("reasons", [])], record)
+    if not record.reference.made:
+        return _judged("no reference", ["no Retrain was made"], record)
     memory = [reason for reason in (_recovered_low(record), _relearn(record), *_attacks(record)) if reason]
     if memory:
-        return _made("memory left", memory + _differences(record), record)
+        return _judged("memory left", memory + _differences(record), record)
     differences = _differences(record)
-    return _made("differs from retrain" if differences else "like retrain", differences, record)
+    return _judged("differs from retrain" if differences else "like retrain", differences, record)
 
 
-def _made(level: str, reasons: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"level": level, "text": [TEXT[level], *_facts(record)], "reasons": reasons}
+def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
+    return Verdict(level=level, text=(TEXT[level], *_facts(record)), reasons=tuple(reasons))
 
 
-def _recovered_low(record: Mapping[str, Any]) -> str | None:
+def _recovered_low(record: Measurements) -> str | None:
     value = _recovered(record)
     if value is not None and value < RECOVERED_LEAST:
         return f"the forgotten samples' loss went {value:.2f} of the way to Retrain's (at least {RECOVERED_LEAST} expected)"
     return None
 
 
-def _recovered(record: Mapping[str, Any]) -> float | None:
-    full, retrain = (lookup(record, f"loss.forget.{model}") for model in ("full", "retrain"))
-    value = lookup(record, "distances.same_seed.recovered")
-    if None in (full, retrain, value) or abs(retrain - full) < LOSS_GAP:
+def _recovered(record: Measurements) -> float | None:
+    distances = known(record.distances)
+    full, retrain = record.loss.forget.full, known(record.loss.forget.retrain)
+    if distances is None or full is None or retrain is None or abs(retrain - full) < LOSS_GAP:
         return None
-    return float(value)
+    return distances.same_seed.recovered
 
 
-def _relearn(record: Mapping[str, Any]) -> str | None:
-    now, wanted = (lookup(record, f"relearn.{model}") for model in ("unlearned", "retrain"))
-    if not now or not wanted or now["epochs"] is None:
+def _relearn(record: Measurements) -> str | None:
+    now, wanted = record.relearn.unlearned, known(record.relearn.retrain)
+    if wanted is None or now.epochs is None:
         return None
     # A censored Retrain needs more than the cap: the cap is the least it can be.
-    epochs = wanted["cap"] if wanted["epochs"] is None else wanted["epochs"]
-    if now["epochs"] < RELEARN_SHARE * epochs and epochs - now["epochs"] >= RELEARN_EPOCHS:
-        more = f"more than {epochs}" if wanted["epochs"] is None else str(epochs)
-        return f"the forgotten samples are learnt again in {now['epochs']} epochs, by Retrain in {more}"
+    epochs = wanted.cap if wanted.epochs is None else wanted.epochs
+    if now.epochs < RELEARN_SHARE * epochs and epochs - now.epochs >= RELEARN_EPOCHS:
+        more = f"more than {epochs}" if wanted.epochs is None else str(epochs)
+        return f"the forgotten samples are learnt again in {now.epochs} epochs, by Retrain in {more}"
     return None
 
 
-def _attacks(record: Mapping[str, Any]) -> list[str]:
+def _attacks(record: Measurements) -> list[str]:
     reasons = []
-    for key, title, least in (("population", "the population attack", 0.0), ("u_lira", "U-LiRA", LIRA_GAP)):
-        now, wanted = (lookup(record, f"membership.{key}.{model}") for model in ("unlearned", "retrain"))
-        if not now or not wanted or now.get("auc") is None or wanted.get("auc") is None:
-            continue
+    population, lira = known(record.membership.population), known(record.membership.u_lira)
+    if population is not None:
+        reasons.append(_attack("the population attack", population.unlearned, known(population.retrain)))
+    if lira is not None:
         # U-LiRA of Retrain against itself is one half by construction; its scatter, at half the models, is no part of the gap's.
-        other = wanted["auc_standard_error"] if key == "population" else 0.0
-        noise = math.hypot(now["auc_standard_error"], other)
-        gap = now["auc"] - wanted["auc"]
-        if gap > max(ERRORS * noise, least):
-            reasons.append(f"{title} reaches AUC {now['auc']:.2f}, on Retrain {wanted['auc']:.2f} (noise ± {noise:.2f})")
-    return reasons
+        exact = None if lira.retrain is None else replace(lira.retrain, auc_standard_error=0.0)
+        reasons.append(_attack("U-LiRA", lira.unlearned, exact, least=LIRA_GAP))
+    return [reason for reason in reasons if reason]
 
 
-def _differences(record: Mapping[str, Any]) -> list[str]:
+def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float = 0.0) -> str | None:
+    if now is None or wanted is None:
+        return None
+    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error)
+    if now.auc - wanted.auc > max(ERRORS * noise, least):
+        return f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (noise ± {noise:.2f})"
+    return None
+
+
+def _differences(record: Measurements) -> list[str]:
     reasons = []
     value = _recovered(record)
     if value is not None and value > RECOVERED_MOST:
         reasons.append(f"the forgotten samples' loss went {value:.2f} times the way to Retrain's: pushed too far")
-    for where, count in (("retain", "request.retain"), ("forget", "request.forget"), ("holdout", "subject.holdout")):
+    counts = {"retain": record.request.retain, "forget": record.request.forget, "holdout": record.subject.holdout}
+    for where, word in _SETS.items():
         now, wanted = (lookup(record, f"accuracy.{where}.{model}") for model in ("unlearned", "retrain"))
-        if now is None or wanted is None:
-            continue
-        if abs(now - wanted) > POINTS and abs(now - wanted) * lookup(record, count) > FEW:
-            reasons.append(f"accuracy on {_SETS[where]} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %")
+        if wanted is not None and abs(now - wanted) > POINTS and abs(now - wanted) * counts[where] > FEW:
+            reasons.append(f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %")
     for where in ("forget", "holdout"):
-        now = lookup(record, f"distances.same_seed.total_variation.{where}")
-        spread = lookup(record, f"distances.retrain_spread.total_variation.{where}")
+        now, spread = (lookup(record, f"distances.{pair}.total_variation.{where}") for pair in ("same_seed", "retrain_spread"))
         if now is not None and spread is not None and now > SPREAD * spread:
             reasons.append(
                 f"class probabilities of {_SETS[where]} samples are {now:.3f} from Retrain's, two Retrains {spread:.3f} apart"
             )
-    if not lookup(record, "accuracy.retain.unlearned") or _not_numbers(record):
-        reasons.append("the model's outputs are not numbers on some samples, or it gets nothing right")
+    if not record.accuracy.retain.unlearned or _not_numbers(record):
+        reasons.append("the model's outputs are not numbers on some samples, or it classifies none correctly")
     return reasons
 
 
 _SETS = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
 
 
-def _not_numbers(record: Mapping[str, Any]) -> bool:
-    return any(lookup(record, f"loss.{where}.unlearned") is None for where in _SETS)
+def _not_numbers(record: Measurements) -> bool:
+    return any(losses.unlearned is None for losses in (record.loss.retain, record.loss.forget, record.loss.holdout))
 
 
-def _facts(record: Mapping[str, Any]) -> list[str]:
+def _facts(record: Measurements) -> list[str]:
     """What was done and seen, in sentences without symbols."""
-    forget, retain = lookup(record, "request.forget"), lookup(record, "request.retain")
+    forget, retain = record.request.forget, record.request.retain
     sentences = [f"{forget} of {forget + retain} training samples were to be forgotten."]
-    accuracy = lookup(record, "accuracy.forget") or {}
-    if "full" in accuracy and "unlearned" in accuracy:
-        text = f"Before, the model named {_percent(accuracy['full'])} of them rightly; now {_percent(accuracy['unlearned'])}"
-        if "retrain" in accuracy:
-            text += f"; a model retrained without them {_percent(accuracy['retrain'])}"
-        sentences.append(text + ".")
-    holdout = lookup(record, "accuracy.holdout") or {}
-    if "full" in holdout and "unlearned" in holdout:
-        before = f"before: {_percent(holdout['full'])}"
-        if "retrain" in holdout:
-            before += f"; retrained: {_percent(holdout['retrain'])}"
-        sentences.append(f"On images it never saw it is right in {_percent(holdout['unlearned'])} of cases ({before}).")
-    ratio = lookup(record, "cost.ratio_to_retrain")
+    shares = {model: _percent(share) for model, share in record.accuracy.forget.items()}
+    text = f"Before, the model classified {shares['full']} of them correctly; now {shares['unlearned']}"
+    if "retrain" in shares:
+        text += f"; a model retrained without them {shares['retrain']}"
+    sentences.append(text + ".")
+    unseen = {model: _percent(share) for model, share in record.accuracy.holdout.items()}
+    beside = f"before: {unseen['full']}" + (f"; retrained: {unseen['retrain']}" if "retrain" in unseen else "")
+    sentences.append(f"Of images it never saw it classifies {unseen['unlearned']} correctly ({beside}).")
+    ratio = record.cost.ratio_to_retrain
     if ratio is not None:
-        before = ", not counting the Jacobian rows, which were made before" if lookup(record, "cost.rows_made_before") else ""
-        sentences.append(f"It took {ratio:.2f} times as long as retraining{before}.")
+        rows = ", not counting the Jacobian rows, which were made before" if known(record.cost.rows_made_before) else ""
+        sentences.append(f"It took {ratio:.2f} times as long as retraining{rows}.")
     return sentences
 
 

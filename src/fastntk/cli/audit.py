@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
 
 if TYPE_CHECKING:
+    from fastntk.auditing.record import AuditRecord
     from fastntk.data import Samples
     from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
@@ -31,7 +31,7 @@ def audit(
         typer.Option(
             "--reference",
             metavar="retrain|RESULT",
-            help="What to compare with: `retrain` makes it now; or a folder of `fastntk unlearn --method retrain`.",
+            help="What to compare with: `retrain` trains it now; or a folder of `fastntk unlearn --method retrain`.",
         ),
     ] = None,
     retrains: Annotated[
@@ -78,6 +78,7 @@ def audit(
     check_output(target, overwrite=overwrite, replaceable=_is_audit)
 
     from fastntk.auditing import audit as measure
+    from fastntk.auditing.reading import parse_record
     from fastntk.auditing.requirements import parse
     from fastntk.data import load_source
     from fastntk.models import input_spec
@@ -97,8 +98,8 @@ def audit(
             "ensemble": ensemble,
             "ensemble_kind": ensemble_kind,
         }
-        made_here = retrains + 1 if reference == "retrain" else 0
-        _announce(output, loaded, subject, unseen, reference=reference, made_here=made_here, options=options, cache=cache)
+        trained_here = retrains + 1 if reference == "retrain" else 0
+        _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
         record = measure(
             loaded,
             subject,
@@ -113,9 +114,10 @@ def audit(
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_file(target, text.encode(), overwrite=overwrite)
-    _tell(output, record)
+    typed = parse_record(record)
+    _tell(output, typed)
     output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
-    if not all(item["passed"] for item in record["requirements"]):
+    if not all(item.passed for item in typed.requirements):
         raise typer.Exit(3)
 
 
@@ -126,7 +128,7 @@ def _announce(
     holdout: Samples,
     *,
     reference: str | None,
-    made_here: int,
+    trained_here: int,
     options: dict[str, Any],
     cache: Path | None,
 ) -> None:
@@ -139,14 +141,14 @@ def _announce(
     if size is not None:
         check_ensemble(run, size=size, kind=kind)
         check_offered(result.method, kind)
-    stages = estimate(run, result, holdout=holdout, retrains=made_here, **options)
+    stages = estimate(run, result, holdout=holdout, retrains=trained_here, **options)
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
         "hold-out": f"{len(holdout):,} samples",
         "reference": "none: nothing to judge by" if reference is None else reference,
     }
-    if made_here:
-        facts["reference"] = f"Retrain, and {made_here - 1} with other seeds"
+    if trained_here:
+        facts["reference"] = f"Retrain, and {trained_here - 1} with other seeds"
     if size is not None:
         facts["ensemble"] = f"{size} Fulls, unlearned models and Retrains each ({kind}), kept in {cache_folder(cache)}"
         facts[""] = "they saw the data to be forgotten: delete that folder when the audits are done"
@@ -156,7 +158,7 @@ def _announce(
     output.facts(facts)
 
 
-def _tell(output: Output, record: Mapping[str, Any]) -> None:
+def _tell(output: Output, record: AuditRecord) -> None:
     """Print the figures beside each other, the verdict and the requirements."""
     from fastntk.auditing.figures import FIGURES, value_of
 
@@ -173,14 +175,13 @@ def _tell(output: Output, record: Mapping[str, Any]) -> None:
             shown[2] = f"spread {_shown(spread, points=figure.points, unit=figure.unit)}"
         rows.append([figure.title, *shown, figure.better])
     output.table(["figure", "Full", "unlearned", "Retrain", "better"], rows)
-    verdict = record["verdict"]
-    output.say(f"Verdict: {verdict['level']}")
-    for sentence in (*verdict["text"], *(f"because {reason}" for reason in verdict["reasons"])):
+    output.say(f"Verdict: {record.verdict.level}")
+    for sentence in (*record.verdict.text, *(f"because {reason}" for reason in record.verdict.reasons)):
         output.say(f"  {sentence}")
-    for item in record["requirements"]:
-        sides = " against ".join("—" if item[side] is None else f"{item[side]:.4g}" for side in ("left", "right"))
-        note = f"; {item['note']}" if item["note"] else ""
-        output.say(f"  {'met' if item['passed'] else 'NOT MET'}: {item['text']} ({sides}{note})")
+    for item in record.requirements:
+        sides = " against ".join("—" if side is None else f"{side:.4g}" for side in (item.left, item.right))
+        note = f"; {item.note}" if item.note else ""
+        output.say(f"  {'met' if item.passed else 'NOT MET'}: {item.text} ({sides}{note})")
 
 
 def _shown(value: float | None, *, points: bool, unit: str) -> str:

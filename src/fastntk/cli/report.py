@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
 
 if TYPE_CHECKING:
+    from fastntk.auditing.record import AuditRecord
     from fastntk.training.run import Run
 
 PAGE = "report.html"
@@ -51,38 +51,40 @@ def report(
     fastntk report results/without-0 --out for-the-dpo.html --overwrite
     """
     from fastntk.base.atomic import check_output
-    from fastntk.report import read_record, record_digest, write_report
+    from fastntk.report import check_record, read_content, record_digest, write_report
 
     output = Output(as_json=json)
     if thumbnails != (run is not None) or (data is not None and not thumbnails):
         raise InputError("--thumbnails needs --run RUN to find the pictures; --run and --data are for --thumbnails only.")
-    record = read_record(result)
+    content = read_content(result)
+    record = check_record(content)
     page = out or (result / PAGE if result.is_dir() else result.with_suffix(".html"))
     check_output(page, overwrite=overwrite, replaceable=Path.is_file)
     if result.is_dir():
         check_belongs(result, record)
-    output.say(f"Reporting on {result}: verdict “{record['verdict']['level']}”")
+    output.say(f"Reporting on {result}: verdict “{record.verdict.level}”")
     with progress():
-        found = None if run is None else pictures(open_run(run, data), record)
-        write_report(record, page, thumbnails=found, overwrite=overwrite)
-    if found:
-        output.say(f"This page holds {len(found)} pictures that were asked to be forgotten: erase it together with them.")
+        images = None if run is None else pictures(open_run(run, data), record)
+        # The content, not the record: its digest counts the fields of later releases too.
+        write_report(content, page, thumbnails=images, overwrite=overwrite)
+    if images:
+        output.say(f"This page holds {len(images)} pictures that were asked to be forgotten: erase it together with them.")
     output.finish(
         {
             "command": "report",
             "result": str(result),
             "out": str(page),
             "bytes": page.stat().st_size,
-            "record_sha256": record_digest(record),
-            "verdict": record["verdict"]["level"],
-            "thumbnails": len(found or {}),
+            "record_sha256": record_digest(content),
+            "verdict": record.verdict.level,
+            "thumbnails": len(images or {}),
         },
         wrote=str(page),
         then=f"open {page} in a browser",
     )
 
 
-def check_belongs(folder: Path, record: Mapping[str, Any]) -> None:
+def check_belongs(folder: Path, record: AuditRecord) -> None:
     """Refuse a record that is about other weights than the folder's."""
     import torch
 
@@ -92,26 +94,26 @@ def check_belongs(folder: Path, record: Mapping[str, Any]) -> None:
 
     bundle = read_bundle(folder, kinds=(RESULT,))
     tuned = torch.cat([bundle.parts["tuned"][name].reshape(-1) for name in bundle.manifest["subset"]])
-    if (record["subject"].get("result") or {}).get("tuned") != tensor_digest(tuned):
+    if record.subject.result.tuned != tensor_digest(tuned):
         raise InputError(f"The audit record in {folder} is about another result: audit this one with `fastntk audit`.")
 
 
-def pictures(run: Run, record: Mapping[str, Any]) -> dict[str, bytes]:
+def pictures(run: Run, record: AuditRecord) -> dict[str, bytes]:
     """PNG bytes of the forgotten samples by the digest of their ids, made from the run's own inputs."""
     from fastntk.base.progress import track
     from fastntk.models import input_spec
     from fastntk.storage.results import id_digest
 
     digest = run.data.digest()
-    if (record["subject"].get("run") or {}).get("data") != digest:
+    if record.subject.run.data != digest:
         raise InputError("The audit record is about another run's data: give the run that the result was made from.")
-    wanted = {entry["digest"] for entry in record.get("samples") or []}
-    spec, found = input_spec(run.model), {}
+    wanted = {entry.digest for entry in record.samples}
+    spec, images = input_spec(run.model), {}
     for position, name in enumerate(track(run.data.ids, "pictures")):
         key = id_digest(name, data_digest=digest)
         if key in wanted:
-            found[key] = as_png(run.data.inputs[position].cpu().numpy(), mean=spec.mean, std=spec.std)
-    return found
+            images[key] = as_png(run.data.inputs[position].cpu().numpy(), mean=spec.mean, std=spec.std)
+    return images
 
 
 def as_png(pixels: Any, *, mean: tuple[float, ...], std: tuple[float, ...]) -> bytes:

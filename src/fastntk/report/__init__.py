@@ -1,6 +1,6 @@
 """Records in, self-contained HTML out. Knows no torch, and no model: everything on a page comes from its record."""
 
 from fastntk.report.page import render, write_report
-from fastntk.report.record import AUDIT, SCHEMA, check_record, read_record, record_digest
+from fastntk.report.record import AUDIT, check_record, read_content, read_record, record_digest
 
-__all__ = ["AUDIT", "SCHEMA", "check_record", "read_record", "record_digest", "render", "write_report"]
+__all__ = ["AUDIT", "check_record", "read_content", "read_record", "record_digest", "render", "write_report"]

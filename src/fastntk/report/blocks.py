@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastntk.report.svg import Plot
-from fastntk.report.words import MODELS, NONE, model_name
+from fastntk.report.words import NONE, model_name
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,6 @@ class Fact:
     value: str
     note: str = ""
     code: bool = False
-
-
-def models_in(figures: Mapping[str, Any]) -> list[str]:
-    """The models that figures are known of: before, after, Retrain first, then the others by name."""
-    known = [key for key, value in figures.items() if value is not None]
-    return [model for model in MODELS if model in known] + sorted(key for key in known if key not in MODELS)
 
 
 def table(caption: str, corner: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> Table:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from fastntk.auditing.record import Attack, Relearning
 from fastntk.report.plots import LINE, bars
 from fastntk.report.svg import COLOUR, Plot, drawing, finish
 from fastntk.report.words import duration, figure, join, model_name
@@ -15,10 +15,10 @@ from fastntk.report.words import duration, figure, join, model_name
 _DECADES = [10.0**power for power in range(-9, 4)]
 
 
-def relearn_curves(relearned: Mapping[str, Mapping[str, Any]], *, name: str, title: str) -> Plot:
+def relearn_curves(relearned: Mapping[str, Relearning], *, name: str, title: str) -> Plot:
     """Loss on the forgotten samples against epochs of training on them again, and the threshold."""
-    threshold = float(next(iter(relearned.values()))["threshold"])
-    with drawing(235) as (made, axes):
+    threshold = next(iter(relearned.values())).threshold
+    with drawing(235) as (drawn, axes):
         axes.grid(axis="y")
         for model, figures in relearned.items():
             losses = _losses(figures)
@@ -44,24 +44,23 @@ def relearn_curves(relearned: Mapping[str, Mapping[str, Any]], *, name: str, tit
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs of training on them")
         axes.set_ylabel("loss (nats)")
-        made.legend(loc="outside upper left", ncols=3)
+        drawn.legend(loc="outside upper left", ncols=3)
         words = join([f"{model_name(model)} {epochs(figures)}" for model, figures in relearned.items()])
-        return finish(made, name, title=title, words=f"Epochs until the loss is below {threshold:g}: {words}.")
+        return finish(drawn, name, title=title, words=f"Epochs until the loss is below {threshold:g}: {words}.")
 
 
-def epochs(figures: Mapping[str, Any]) -> str:
+def epochs(figures: Relearning) -> str:
     """Epochs in words; a model that never got there needed more than the cap."""
-    return f"more than {figures['cap']}" if figures["epochs"] is None else str(figures["epochs"])
+    return f"more than {figures.cap}" if figures.epochs is None else str(figures.epochs)
 
 
-def roc_curves(attack: Mapping[str, Mapping[str, Any]], *, name: str, title: str) -> Plot:
+def roc_curves(attack: Mapping[str, Attack], *, name: str, title: str) -> Plot:
     """True against false positives of an attack that guesses who was a member, for each model."""
-    with drawing(315) as (made, axes):
+    with drawing(315) as (drawn, axes):
         axes.plot([0, 1], [0, 1], color=COLOUR["soft"], linewidth=1, linestyle=(0, (2, 3)), label="guessing")
         for model, figures in attack.items():
-            curve = figures["roc"]
-            label = f"{model_name(model)}, AUC {figures['auc']:.2f}"
-            axes.plot(curve["fpr"], curve["tpr"], label=label, clip_on=False, **LINE[model])
+            label = f"{model_name(model)}, AUC {figures.auc:.2f}"
+            axes.plot(figures.roc.fpr, figures.roc.tpr, label=label, clip_on=False, **LINE[model])
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
             axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
@@ -70,9 +69,9 @@ def roc_curves(attack: Mapping[str, Mapping[str, Any]], *, name: str, title: str
         axes.set_ylim(0, 1)
         axes.set_xlabel("false alarms")
         axes.set_ylabel("found")
-        made.legend(loc="outside upper left", ncols=2)
-        words = join([f"{model_name(model)} {figures['auc']:.2f}" for model, figures in attack.items()])
-        return finish(made, name, title=title, words=f"Area under the curve, where 0.5 is guessing: {words}.")
+        drawn.legend(loc="outside upper left", ncols=2)
+        words = join([f"{model_name(model)} {figures.auc:.2f}" for model, figures in attack.items()])
+        return finish(drawn, name, title=title, words=f"Area under the curve, where 0.5 is guessing: {words}.")
 
 
 def distance_bars(rows: Sequence[tuple[str, str, float]], *, name: str, title: str) -> Plot:
@@ -92,12 +91,12 @@ def cost_bars(seconds: float, retrain: float, *, name: str, title: str) -> Plot:
     return bars(rows, name=name, title=title, words=words)
 
 
-def _losses(figures: Mapping[str, Any]) -> list[float]:
+def _losses(figures: Relearning) -> list[float]:
     """The curve for a logarithmic axis; a loss that was no number is a gap."""
-    return [math.nan if loss is None else max(float(loss), 1e-9) for loss in figures["curve"]]
+    return [math.nan if loss is None else max(loss, 1e-9) for loss in figures.curve]
 
 
-def _range(relearned: Mapping[str, Mapping[str, Any]], threshold: float) -> tuple[float, float]:
+def _range(relearned: Mapping[str, Relearning], threshold: float) -> tuple[float, float]:
     """The losses shown, a little wider than what is there."""
     losses = [loss for figures in relearned.values() for loss in _losses(figures) if loss == loss] + [threshold]
     return min(min(losses) / 1.5, threshold / 3), max(losses) * 1.6

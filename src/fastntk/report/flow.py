@@ -1,34 +1,31 @@
 """What the forgotten samples are called now, and what Retrain calls them.
 
-``flow`` in the record counts (true label → answer) for each model. A request that names a class has few true labels: one
+``flow`` in the record counts (true label → prediction) for each model. A request that names a class has few true labels: one
 plot each. A request of single samples may touch every class: there one plot tells their own name from another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from fastntk.auditing.record import AuditRecord
 from fastntk.report.blocks import Section, Table
 from fastntk.report.plots import flow_bars
-from fastntk.report.sections import AUDIT, RETRAIN
-from fastntk.report.words import MODELS, clean, join, model_name, percent, samples
+from fastntk.report.sections import RETRAIN
+from fastntk.report.words import clean, join, model_name, percent, samples
 
 PLOTS = 3
 """Up to so many true labels are shown one by one."""
 NAMES = 6
-"""So many answers are shown by name, the rest together."""
+"""So many predictions are shown by name, the rest together."""
 
 Counts = Sequence[Sequence[float]]
 
 
-def flow(record: Mapping[str, Any]) -> Section:
-    """Where the answers went, in plots, sentences and a table."""
-    found = record.get("flow") or {}
-    matrices: dict[str, Counts] = {model: found[model] for model in MODELS if found.get(model)}
-    if not matrices:
-        return Section(missing=(("The answers on the forgotten samples", AUDIT),))
-    names: list[str] = found["classes"]
+def flow(record: AuditRecord) -> Section:
+    """Where the predictions went, in plots, sentences and a table."""
+    matrices: dict[str, Counts] = dict(record.flow.items())
+    names = record.flow.classes
     labels = [row for row in range(len(names)) if any(sum(matrix[row]) for matrix in matrices.values())]
     plots = []
     if len(labels) > PLOTS:
@@ -36,20 +33,22 @@ def flow(record: Mapping[str, Any]) -> Section:
     else:
         for label in labels:
             title = f"Samples labelled “{clean(names[label], most=40)}” are now called"
-            plots.append(flow_bars(_answers(matrices, label, names), name=f"flow-{label}", title=title))
+            plots.append(flow_bars(_predictions(matrices, label, names), name=f"flow-{label}", title=title))
     remarks = tuple(_sentence(model, matrix, labels, names) for model, matrix in matrices.items())
     tables = (_table(matrices, labels, names),) if labels else ()
     return Section(tuple(plots), tables, remarks, () if "retrain" in matrices else (RETRAIN,))
 
 
-def _answers(matrices: Mapping[str, Counts], label: int, names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
-    """Shares of the answers to one true label: its own name first, then by size over all models."""
+def _predictions(matrices: Mapping[str, Counts], label: int, names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
+    """Shares of the predictions for one true label: its own name first, then by size over all models."""
     shares = {model: _share(matrix[label]) for model, matrix in matrices.items()}
-    others = [answer for answer in range(len(names)) if answer != label and any(row[answer] for row in shares.values())]
-    others.sort(key=lambda answer: (-sum(row[answer] for row in shares.values()), answer))
+    others = [
+        predicted for predicted in range(len(names)) if predicted != label and any(row[predicted] for row in shares.values())
+    ]
+    others.sort(key=lambda predicted: (-sum(row[predicted] for row in shares.values()), predicted))
     shown = others if len(others) <= NAMES else others[: NAMES - 1]
-    table = [(f"{names[answer]}", {m: row[answer] for m, row in shares.items()}) for answer in [label, *shown]]
-    rest = [answer for answer in others if answer not in shown]
+    table = [(f"{names[predicted]}", {m: row[predicted] for m, row in shares.items()}) for predicted in [label, *shown]]
+    rest = [predicted for predicted in others if predicted not in shown]
     if rest:
         table.append((f"{len(rest)} others", {m: sum(row[a] for a in rest) for m, row in shares.items()}))
     return table
@@ -61,38 +60,38 @@ def _own_name(matrices: Mapping[str, Counts], labels: Sequence[int]) -> list[tup
 
 
 def _sentence(model: str, matrix: Counts, labels: Sequence[int], names: Sequence[str]) -> str:
-    """One model's answers in words."""
+    """One model's predictions in words."""
     totals: dict[int, float] = {}
     for label in labels:
-        for answer, number in enumerate(matrix[label]):
-            if answer != label and number:
-                totals[answer] = totals.get(answer, 0.0) + number
+        for predicted, number in enumerate(matrix[label]):
+            if predicted != label and number:
+                totals[predicted] = totals.get(predicted, 0.0) + number
     right = _right(matrix, labels)
     text = f"{model_name(model)}: {percent(right) if right else 'none'} are called by their own label"
-    most = sorted(totals, key=lambda answer: (-totals[answer], answer))[:3]
+    most = sorted(totals, key=lambda predicted: (-totals[predicted], predicted))[:3]
     if not most:
         return f"{text}."
     everything = sum(sum(matrix[label]) for label in labels)
-    listed = join([f"“{clean(names[answer], most=40)}” ({percent(totals[answer] / everything)})" for answer in most])
+    listed = join([f"“{clean(names[predicted], most=40)}” ({percent(totals[predicted] / everything)})" for predicted in most])
     return f"{text}, {'the others' if right else 'but'} mostly {listed}."
 
 
 def _table(matrices: Mapping[str, Counts], labels: Sequence[int], names: Sequence[str]) -> Table:
-    """Every step from a label to an answer that any model makes, with its counts."""
+    """Every step from a label to a prediction that any model makes, with its counts."""
     steps = [
-        (label, answer)
+        (label, predicted)
         for label in labels
-        for answer in range(len(names))
-        if any(matrix[label][answer] for matrix in matrices.values())
+        for predicted in range(len(names))
+        if any(matrix[label][predicted] for matrix in matrices.values())
     ]
     steps.sort(key=lambda step: (step[0], step[0] != step[1], -sum(m[step[0]][step[1]] for m in matrices.values()), step[1]))
     number = int(sum(sum(next(iter(matrices.values()))[label]) for label in labels))
     return Table(
-        f"Answers on {samples(number)}, counted",
-        ("Label", "Answer", *(model_name(model) for model in matrices)),
+        f"Predictions on {samples(number)}, counted",
+        ("Label", "Prediction", *(model_name(model) for model in matrices)),
         tuple(
-            (clean(names[label]), clean(names[answer]), *(f"{matrix[label][answer]:g}" for matrix in matrices.values()))
-            for label, answer in steps
+            (clean(names[label]), clean(names[predicted]), *(f"{matrix[label][predicted]:g}" for matrix in matrices.values()))
+            for label, predicted in steps
         ),
     )
 

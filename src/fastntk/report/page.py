@@ -13,14 +13,15 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from fastntk.auditing.record import AuditRecord
 from fastntk.base.atomic import write_file
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
-from fastntk.report.record import SCHEMA, check_record, record_digest
+from fastntk.report.record import check_record, record_digest
 from fastntk.report.words import date, model_name, samples
 
 
-def render(record: Mapping[str, Any], *, thumbnails: Mapping[str, bytes] | None = None) -> str:
+def render(record: AuditRecord | Mapping[str, Any], *, thumbnails: Mapping[str, bytes] | None = None) -> str:
     """Return the page of a record.
 
     ``thumbnails``: PNG bytes by sample digest. Only for a page that will be erased together with the data: it then
@@ -29,33 +30,37 @@ def render(record: Mapping[str, Any], *, thumbnails: Mapping[str, bytes] | None 
     checked = check_record(record)
     if thumbnails is not None:
         summary.check_pictures(checked, thumbnails)
-    return _environment().get_template("page.html").render(_context(checked, thumbnails))
+    return _environment().get_template("page.html").render(_context(checked, record_digest(record), thumbnails))
 
 
 def write_report(
-    record: Mapping[str, Any], path: str | Path, *, thumbnails: Mapping[str, bytes] | None = None, overwrite: bool = False
+    record: AuditRecord | Mapping[str, Any],
+    path: str | Path,
+    *,
+    thumbnails: Mapping[str, bytes] | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write the page of a record to a file, atomically; return the file."""
     return write_file(Path(path), render(record, thumbnails=thumbnails).encode("utf-8"), overwrite=overwrite)
 
 
-def _context(record: dict[str, Any], thumbnails: Mapping[str, bytes] | None) -> dict[str, Any]:
+def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] | None) -> dict[str, Any]:
     from fastntk import __version__
 
-    verdict, request = record["verdict"], record["request"]
-    tone, sign, headline = summary.HEADLINES[verdict["level"]]
+    verdict = record.verdict
+    tone, sign, headline = summary.HEADLINES[verdict.level]
     models, forgotten = summary.forgotten(record, thumbnails)
     definitions = summary.definitions(record)
     return {
         "style": Markup(_read("style.css")),
-        "title": f"Unlearning report: request to forget {samples(request['forget'])}",
+        "title": f"Unlearning report: request to forget {samples(record.request.forget)}",
         "verdict": {
             "tone": tone,
             "sign": sign,
             "headline": headline,
-            "level": verdict["level"],
-            "text": verdict["text"],
-            "reasons": verdict.get("reasons") or [],
+            "level": verdict.level,
+            "text": verdict.text,
+            "reasons": verdict.reasons,
         },
         "tiles": summary.tiles(record),
         "facts": summary.asked_and_done(record),
@@ -74,8 +79,8 @@ def _context(record: dict[str, Any], thumbnails: Mapping[str, bytes] | None) -> 
         "pictures": thumbnails is not None,
         "definitions": definitions,
         "anchors": {group.key: group.anchor for group in definitions},
-        "limits": record.get("limits") or [],
-        "record": {"digest": record_digest(record), "schema": SCHEMA, "created": date(record.get("created"))},
+        "limits": record.limits,
+        "record": {"digest": digest, "schema": record.schema, "created": date(record.created)},
         "version": __version__,
     }
 

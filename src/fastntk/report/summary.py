@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from fastntk.auditing.record import MODELS, AuditRecord, JsonObject, Level, RequestSummary
 from fastntk.base.errors import InputError
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs
-from fastntk.report.words import MODELS, clean, date, figure, join, model_name, percent, plain, samples, value, whole
+from fastntk.report.words import clean, date, figure, join, model_name, percent, plain, samples, value, whole
 
-HEADLINES = {
-    "like retrain": ("good", "✓", "The model now answers like one that never saw this data."),
-    "differs from retrain": ("warn", "!", "The model answers differently from one that never saw this data."),
+HEADLINES: dict[Level, tuple[str, str, str]] = {
+    "like retrain": ("good", "✓", "The model now predicts like one that never saw this data."),
+    "differs from retrain": ("warn", "!", "The model predicts differently from one that never saw this data."),
     "memory left": ("bad", "✗", "The model still shows memory of this data."),
     "not to be trusted": ("bad", "✗", "This result is not to be trusted: retrain instead."),
     "no reference": ("open", "?", "Undecided: there was no model without this data to compare with."),
@@ -29,11 +29,11 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """A forgotten sample: the digest of its id, its label, the answers (answer, loss) by model, and maybe its picture."""
+    """A forgotten sample: the digest of its id, its label, (prediction, loss) by model, and maybe its picture."""
 
     digest: str
     label: str
-    answers: tuple[tuple[str, str], ...]
+    predictions: tuple[tuple[str, str], ...]
     same: str
     picture: str
 
@@ -48,87 +48,79 @@ class Definitions:
     entries: tuple[tuple[str, str, str], ...]
 
 
-def tiles(record: Mapping[str, Any]) -> list[Fact]:
+def tiles(record: AuditRecord) -> list[Fact]:
     """The figures for the first screen: what was asked, three comparisons, the requirements."""
-    request = record["request"]
-    total = request["forget"] + request["retain"]
-    found = [Fact("Asked to forget", samples(request["forget"]), f"of {whole(total)}{_classes(request, ': class ')}")]
-    for group, name in (("forget", "Forgotten, answered right"), ("holdout", "Never seen, answered right")):
-        figures = record["accuracy"].get(group) or {}
-        if figures.get("unlearned") is not None:
-            found.append(Fact(name, percent(figures["unlearned"]), _beside({m: percent(v) for m, v in figures.items()})))
-    relearned = {model: found for model, found in (record.get("relearn") or {}).items() if found}
-    if "unlearned" in relearned:
-        shown = {model: epochs(found) for model, found in relearned.items()}
-        found.append(Fact("Epochs to relearn them", shown["unlearned"].capitalize(), _beside(shown)))
-    required = record.get("requirements") or []
-    if required:
-        passed = sum(each["passed"] for each in required)
-        found.append(Fact("Requirements passed", f"{passed} of {len(required)}", "stated for this audit"))
-    return found
-
-
-def asked_and_done(record: Mapping[str, Any]) -> list[Fact]:
-    """What was asked, what was done, to which checkpoint, when and by what."""
-    subject, request, details = record["subject"], record["request"], record.get("details") or {}
-    total = request["forget"] + request["retain"]
-    share = percent(request["forget"] / total, 1) if total else ""
-    facts = [
-        Fact("Asked", f"Forget {samples(request['forget'])} of {whole(total)} ({share})", _classes(request, "All of class ")),
-        Fact("Method", subject["method"], METHODS.get(subject["method"], "")),
-    ]
-    if subject.get("options"):
-        facts.append(Fact("Options", value(subject["options"])))
-    facts.append(Fact("Model", clean(subject["model"]), f"pre-trained weights: {value(subject.get('weights'))}"))
-    if subject.get("tuned") is not None:
-        parts = f"{whole(subject['tuned'])} of {whole(subject.get('parameters'))} parameters"
-        facts.append(Fact("Tuned, and so changed", parts, f"{percent(subject.get('tuned_share'), 2)} of the model"))
-    facts += _checks(details)
-    facts.append(Fact("Compared with", *_reference(record)))
-    if subject.get("holdout") is not None:
-        facts.append(Fact("Never-seen samples", samples(subject["holdout"])))
-    if subject.get("recipe"):
-        facts.append(Fact("Fine-tuned with", value(subject["recipe"])))
-    facts.append(Fact("Audited", date(record.get("created")), f"fastntk {record.get('fastntk') or 'of unknown version'}"))
-    if record.get("environment"):
-        facts.append(Fact("On", value(record["environment"])))
+    request, accuracy = record.request, record.accuracy
+    total = request.forget + request.retain
+    facts = [Fact("Asked to forget", samples(request.forget), f"of {whole(total)}{_classes(request, ': class ')}")]
+    for figures, name in (
+        (accuracy.forget, "Forgotten, classified correctly"),
+        (accuracy.holdout, "Never seen, classified correctly"),
+    ):
+        facts.append(Fact(name, percent(figures.unlearned), _beside({m: percent(v) for m, v in figures.items()})))
+    shown = {model: epochs(figures) for model, figures in record.relearn.items()}
+    facts.append(Fact("Epochs to relearn them", shown["unlearned"].capitalize(), _beside(shown)))
+    if record.requirements:
+        passed = sum(each.passed for each in record.requirements)
+        facts.append(Fact("Requirements passed", f"{passed} of {len(record.requirements)}", "stated for this audit"))
     return facts
 
 
-def checkpoints(record: Mapping[str, Any]) -> list[Fact]:
+def asked_and_done(record: AuditRecord) -> list[Fact]:
+    """What was asked, what was done, to which checkpoint, when and by what."""
+    subject, request = record.subject, record.request
+    total = request.forget + request.retain
+    share = percent(request.forget / total, 1) if total else ""
+    facts = [
+        Fact("Asked", f"Forget {samples(request.forget)} of {whole(total)} ({share})", _classes(request, "All of class ")),
+        Fact("Method", subject.method, METHODS.get(subject.method, "")),
+    ]
+    if subject.options:
+        facts.append(Fact("Options", value(subject.options)))
+    facts.append(Fact("Model", clean(subject.model), f"pre-trained weights: {value(subject.weights)}"))
+    parts = f"{whole(subject.tuned)} of {whole(subject.parameters)} parameters"
+    facts.append(Fact("Tuned, and so changed", parts, f"{percent(subject.tuned_share, 2)} of the model"))
+    facts += _checks(record.details)
+    facts.append(Fact("Compared with", *_reference(record)))
+    facts.append(Fact("Never-seen samples", samples(subject.holdout)))
+    if subject.recipe:
+        facts.append(Fact("Fine-tuned with", value(subject.recipe)))
+    facts.append(Fact("Audited", date(record.created), f"fastntk {record.fastntk}"))
+    if record.environment:
+        facts.append(Fact("On", value(record.environment)))
+    return facts
+
+
+def checkpoints(record: AuditRecord) -> list[Fact]:
     """The SHA-256 digests that tie this page to files."""
-    subject, request = record["subject"], record["request"]
-    run, result = subject.get("run") or {}, subject.get("result") or {}
+    run = record.subject.run
     named = {
-        "Tuned weights before": run.get("tuned"),
-        "Tuned weights after": result.get("tuned"),
-        "Weights before fine-tuning": run.get("anchor"),
-        "Data of the fine-tuning": run.get("data"),
-        "Ids asked for": request.get("ids_digest"),
+        "Tuned weights before": run.tuned,
+        "Tuned weights after": record.subject.result.tuned,
+        "Weights before fine-tuning": run.anchor,
+        "Data of the fine-tuning": run.data,
+        "Ids asked for": record.request.ids_digest,
     }
-    return [Fact(name, digest, code=True) for name, digest in named.items() if digest]
+    return [Fact(name, digest, code=True) for name, digest in named.items()]
 
 
-def forgotten(record: Mapping[str, Any], pictures: Mapping[str, bytes] | None = None) -> tuple[list[str], list[Sample]]:
-    """The models with answers, and the forgotten samples; pictures are PNG bytes by digest."""
-    entries = record.get("samples") or []
-    models = [model for model in MODELS if any(entry.get(model) is not None for entry in entries)]
-    found = []
-    for entry in entries:
-        loss = entry.get("loss") or {}
-        answers = tuple((clean(str(entry.get(model) or "–")), figure(loss.get(model))) for model in models)
-        now, reference = entry.get("unlearned"), entry.get("retrain")
-        same = "" if now is None or reference is None else "yes" if now == reference else "no"
-        found.append(
-            Sample(entry["digest"], clean(entry.get("label") or "–"), answers, same, _data_uri(pictures, entry["digest"]))
-        )
-    return models, found
+def forgotten(record: AuditRecord, pictures: Mapping[str, bytes] | None = None) -> tuple[list[str], list[Sample]]:
+    """The models with predictions, and the forgotten samples; pictures are PNG bytes by digest."""
+    models = [model for model in MODELS if any(model in dict(entry.items()) for entry in record.samples)]
+    rows = []
+    for entry in record.samples:
+        classes, loss = dict(entry.items()), dict(entry.loss.items())
+        predictions = tuple((clean(classes.get(model) or "–"), figure(loss.get(model))) for model in models)
+        reference = classes.get("retrain")
+        same = "" if reference is None else "yes" if entry.unlearned == reference else "no"
+        rows.append(Sample(entry.digest, clean(entry.label or "–"), predictions, same, _data_uri(pictures, entry.digest)))
+    return models, rows
 
 
-def check_pictures(record: Mapping[str, Any], pictures: Mapping[str, bytes]) -> None:
+def check_pictures(record: AuditRecord, pictures: Mapping[str, bytes]) -> None:
     """Refuse pictures that belong to no sample of the record, or are no PNG files."""
-    known = {entry["digest"] for entry in record.get("samples") or []}
-    strangers = [digest for digest in pictures if digest not in known]
+    digests = {entry.digest for entry in record.samples}
+    strangers = [digest for digest in pictures if digest not in digests]
     if strangers:
         raise InputError(f"{len(strangers)} of {len(pictures)} pictures belong to no forgotten sample of this record.")
     wrong = [digest for digest, data in pictures.items() if not data.startswith(b"\x89PNG\r\n\x1a\n")]
@@ -136,26 +128,19 @@ def check_pictures(record: Mapping[str, Any], pictures: Mapping[str, bytes]) -> 
         raise InputError(f"The picture of sample {wrong[0][:12]}… is not a PNG file.")
 
 
-def definitions(record: Mapping[str, Any]) -> list[Definitions]:
+def definitions(record: AuditRecord) -> list[Definitions]:
     """All definitions of the record, grouped by the first part of their keys."""
     groups: dict[str, list[tuple[str, str, str]]] = {}
-    for key, entry in (record.get("definitions") or {}).items():
-        remark = "; ".join(
-            part
-            for part in (
-                f"unit: {entry['unit']}" if entry.get("unit") else "",
-                f"better: {entry['better']}" if entry.get("better") else "",
-            )
-            if part
-        )
-        groups.setdefault(key.partition(".")[0], []).append((clean(entry["title"]), clean(entry["definition"]), remark))
+    for key, entry in record.definitions.items():
+        remark = "; ".join(([f"unit: {entry.unit}"] if entry.unit else []) + [f"better: {entry.better}"])
+        groups.setdefault(key.partition(".")[0], []).append((clean(entry.title), clean(entry.definition), remark))
     return [
         Definitions(key, f"define-{number}", plain(key).capitalize(), tuple(entries))
         for number, (key, entries) in enumerate(groups.items())
     ]
 
 
-def _checks(details: Mapping[str, Any]) -> list[Fact]:
+def _checks(details: JsonObject) -> list[Fact]:
     """What the method said about its own step, and what else may remember."""
     facts = []
     validity = details.get("validity")
@@ -169,18 +154,18 @@ def _checks(details: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def _reference(record: Mapping[str, Any]) -> tuple[str, str]:
-    reference = record.get("reference") or {}
-    if not reference.get("made"):
+def _reference(record: AuditRecord) -> tuple[str, str]:
+    reference = record.reference
+    if not reference.made:
         return "nothing: Retrain was not made", ""
-    others = reference.get("other_seeds") or []
+    others = reference.other_seeds
     more = f"and {len(others)} more of other seeds ({join([str(seed) for seed in others])})" if others else ""
-    seed = "" if reference.get("seed") is None else f", seed {reference['seed']}"
+    seed = "" if reference.seed is None else f", seed {reference.seed}"
     return f"Retrain: fine-tuned anew without the forgotten samples{seed}", more
 
 
-def _classes(request: Mapping[str, Any], lead: str) -> str:
-    names = request.get("whole_classes") or []
+def _classes(request: RequestSummary, lead: str) -> str:
+    names = request.whole_classes
     shown = [f"“{clean(name, most=30)}”" for name in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     return f"{lead}{join(shown)}" if names else ""
 

@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MODELS = ("full", "unlearned", "retrain")
 MODEL_NAMES = {
     "full": "Before",
     "unlearned": "After",

@@ -1,9 +1,8 @@
-"""JSON Schemas (2020-12) of what the commands print with ``--json``, and of the records they write.
+"""JSON Schemas (draft 2020-12) of what the commands print with ``--json`` and of the files this package writes.
 
-One file a record, as package data, so that whoever reads our output can check it without us: ``<name>.json`` beside
-this file. The name of a command's schema is the command's; records that are files of their own carry a version,
-like ``audit-1``. docs/json.md lists them. Validating needs a validator, for example the ``jsonschema`` package;
-this module only reads.
+One schema a command, by the command's name. Files with a format of their own carry a version, like ``audit-1``, which is
+generated from the record's types (:mod:`fastntk.auditing.record`); the others are files here. docs/json.md lists them. Validating
+needs a validator, for example the ``jsonschema`` package; this module only reads.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from typing import Any
 
 from fastntk.base.errors import InputError, listing
 
+AUDIT = "audit-1"
+
 
 def names() -> list[str]:
-    """The names of all schemas in this package, sorted."""
+    """The names of all schemas, sorted."""
     files = resources.files(__name__).iterdir()
-    return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+    return sorted([AUDIT, *(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))])
 
 
 def load(name: str) -> dict[str, Any]:
@@ -26,6 +27,10 @@ def load(name: str) -> dict[str, Any]:
     known = names()
     if name not in known:
         raise InputError(f"There is no schema {name!r}: choose one of {listing(known, most=len(known))}.")
+    if name == AUDIT:
+        from fastntk.auditing.record import schema
+
+        return schema()
     text = (resources.files(__name__) / f"{name}.json").read_text("utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+    content: dict[str, Any] = json.loads(text)
+    return content

@@ -8,8 +8,8 @@ not the same as ``cap`` epochs.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastntk.auditing.metrics import mean_loss
+from fastntk.auditing.record import Relearning
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.data import Samples
@@ -42,15 +43,10 @@ class Relearned:
         """True where ``cap`` epochs were not enough."""
         return self.epochs is None
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able dictionary; the curve to six digits."""
-        return {
-            "epochs": self.epochs,
-            "censored": self.censored,
-            "threshold": self.threshold,
-            "cap": self.cap,
-            "curve": [float(f"{loss:.6g}") for loss in self.curve],
-        }
+    def to_record(self) -> Relearning:
+        """As a record has it: the curve to six digits, null where the loss is no number."""
+        curve = tuple(float(f"{loss:.6g}") if math.isfinite(loss) else None for loss in self.curve)
+        return Relearning(epochs=self.epochs, censored=self.censored, threshold=self.threshold, cap=self.cap, curve=curve)
 
 
 def relearn(

@@ -1,0 +1,44 @@
+"""What an audit does not show, in plain sentences from what was measured: a pure function, no torch."""
+
+from __future__ import annotations
+
+from fastntk.auditing.record import Measurements, known
+
+FEW = 100
+"""With fewer unseen samples than this, a false-positive rate of 1 % cannot be told from none."""
+
+
+def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
+    """The sentences; ``shared``: hold-out samples that are copies of training samples."""
+    outside = record.details.get("outside_subset", {}).get("message", "")
+    sentences = [
+        "This is evidence from measurements, not a certificate and not a proof that nothing is left.",
+        f"Only the tuned parameters were changed. {outside}",
+        "Only the attacks named here were tried; a stronger one may see more.",
+        "Copies of the data, of the old model and of files made from it are not looked at.",
+    ]
+    if not record.reference.made:
+        sentences.append("There is no retrained model to compare with, so no figure here says whether it is good.")
+    elif not record.reference.other_seeds:
+        sentences.append("Only one retraining was made, so how far two of them lie apart is not known.")
+    membership = record.membership
+    if membership.population is None:
+        sentences.append(str(membership.note).capitalize() + ".")
+    sizes = known(membership.sizes)
+    if sizes is not None and sizes.holdout < FEW:
+        sentences.append(
+            f"The attack has {sizes.holdout} unseen samples of the classes concerned: its rate at 1 % false positives is the "
+            "rate at none."
+        )
+    lira = known(membership.u_lira)
+    if lira is None:
+        sentences.append("No attack per sample (U-LiRA) was made: it needs an ensemble of models.")
+    else:
+        sentences.append(
+            "The models of the ensemble saw the forgotten samples and stay in the cache until somebody deletes them."
+        )
+        if lira.ensemble.kind == "tangent":
+            sentences.append("The ensemble was made by replay in a linear model of the network, not by training.")
+    if shared:
+        sentences.append(f"{shared} of the hold-out samples are exact copies of training samples.")
+    return tuple(sentences)

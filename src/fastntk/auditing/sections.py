@@ -1,0 +1,178 @@
+"""Parts of an audit record from tensors: predictions in, the record's dataclasses out. No ids: samples are named by digests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastntk.auditing.distances import finite
+from fastntk.auditing.metrics import accuracy, mean_loss
+from fastntk.auditing.predictions import Predictions
+from fastntk.auditing.record import (
+    SETS,
+    Accuracies,
+    Cost,
+    Flow,
+    Fractions,
+    Losses,
+    LossHistogram,
+    Numbers,
+    RequestSummary,
+    ResultDigests,
+    RunDigests,
+    SampleEntry,
+    SetCounts,
+    Subject,
+)
+from fastntk.auditing.roc import Array
+from fastntk.base.digest import tensor_digest
+from fastntk.data import Samples
+from fastntk.models import card_of
+from fastntk.storage.results import id_digest
+from fastntk.unlearning.result import Unlearned
+
+BINS = 30
+MOST_LOSS = 20.0
+
+
+def subject(result: Unlearned, *, holdout: int, classes: tuple[str, ...], data_digest: str) -> Subject:
+    """Which model, data, run and result the record is about."""
+    run, card = result.run, card_of(result.run.model)
+    return Subject(
+        model=type(run.model).__name__ if card is None else card.name,
+        weights=None if card is None else card.weights,
+        tuned=run.subset.numel,
+        tuned_share=run.subset.ratio,
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        classes=classes,
+        samples=len(run.data),
+        holdout=holdout,
+        run=RunDigests(data=data_digest, tuned=tensor_digest(run.subset.get()), anchor=tensor_digest(run.anchor)),
+        result=ResultDigests(tuned=tensor_digest(result.subset.get())),
+        recipe=None if run.recipe is None else plain(run.recipe.to_dict()),
+        method=result.method,
+        options=plain(result.details.get("options", {})),
+    )
+
+
+def request(result: Unlearned, forgotten: Samples) -> RequestSummary:
+    """What was asked, without naming anybody."""
+    classes = class_names(result.run.data, classes=0)
+    return RequestSummary(
+        forget=len(result.split.forget),
+        retain=len(result.split.retain),
+        whole_classes=tuple(classes[label] for label in result.split.whole_classes),
+        ids_digest=forgotten.ids_digest(),
+    )
+
+
+def class_names(samples: Samples, *, classes: int) -> tuple[str, ...]:
+    """Class names, or labels as names; at least ``classes`` of them."""
+    names = tuple(samples.classes or ())
+    return names + tuple(str(label) for label in range(len(names), max(classes, samples.num_classes)))
+
+
+def accuracies(models: Mapping[str, Predictions], whole: tuple[int, ...]) -> Accuracies:
+    """By set, then by model; hold-out also split into forgotten and other classes where whole classes went."""
+    shares = {
+        where: Fractions(**{name: accuracy(getattr(model, where), model.labels[where]) for name, model in models.items()})
+        for where in SETS
+    }
+    labels = next(iter(models.values())).labels["holdout"]
+    gone = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
+    for key, mask in (("holdout_forgotten_classes", gone), ("holdout_kept_classes", ~gone)):
+        if whole and bool(mask.any()):
+            shares[key] = Fractions(**{name: accuracy(model.holdout[mask], labels[mask]) for name, model in models.items()})
+    return Accuracies(**shares)
+
+
+def losses(models: Mapping[str, Predictions]) -> Losses:
+    """Mean cross-entropy, by set, then by model."""
+
+    def mean(where: str) -> Numbers:
+        return Numbers(**{name: finite(mean_loss(getattr(model, where), model.labels[where])) for name, model in models.items()})
+
+    return Losses(retain=mean("retain"), forget=mean("forget"), holdout=mean("holdout"))
+
+
+def flow(models: Mapping[str, Predictions], classes: tuple[str, ...]) -> Flow:
+    """Of the forgotten samples: how many of each true class (row) get which prediction (column)."""
+    size = len(classes)
+    tables = {}
+    for name, model in models.items():
+        cells = model.labels["forget"] * size + model.forget.argmax(1)
+        counts = torch.bincount(cells, minlength=size * size).tolist()
+        tables[name] = tuple(tuple(counts[low:high]) for low, high in pairwise(range(0, size * size + 1, size)))
+    return Flow(classes=classes, **tables)
+
+
+def loss_histogram(models: Mapping[str, Predictions]) -> LossHistogram:
+    """Counts of losses between common edges; what lies above the last is counted in the last bin."""
+    values = {name: {where: sample_losses(model, where) for where in SETS} for name, model in models.items()}
+    pooled = np.concatenate([part for parts in values.values() for part in parts.values()])
+    pooled = pooled[np.isfinite(pooled)]
+    top = float(np.clip(np.quantile(pooled, 0.995), 1e-3, MOST_LOSS)) if len(pooled) else 1.0
+    edges = np.linspace(0, top, BINS + 1)
+
+    def counts(part: Array) -> tuple[int, ...]:
+        clipped = np.clip(np.nan_to_num(part, nan=top, posinf=top), 0, top)
+        return tuple(int(count) for count in np.histogram(clipped, edges)[0])
+
+    tables = {name: SetCounts(**{where: counts(part) for where, part in parts.items()}) for name, parts in values.items()}
+    return LossHistogram(edges=tuple(float(f"{edge:.6g}") for edge in edges), **tables)
+
+
+def sample_losses(model: Predictions, where: str) -> Array:
+    """Cross-entropy of each sample of a set, (n,)."""
+    return np.asarray(F.cross_entropy(getattr(model, where).double(), model.labels[where], reduction="none").cpu().numpy())
+
+
+def forgotten_samples(
+    models: Mapping[str, Predictions], samples: Samples, classes: tuple[str, ...], *, data_digest: str
+) -> tuple[SampleEntry, ...]:
+    """One entry a forgotten sample: a digest of its id, its label, and each model's prediction and loss."""
+    predicted = {name: model.forget.argmax(1).tolist() for name, model in models.items()}
+    losses_of = {name: sample_losses(model, "forget").tolist() for name, model in models.items()}
+    return tuple(
+        SampleEntry(
+            digest=id_digest(samples.ids[row], data_digest=data_digest),
+            label=classes[label],
+            **{name: classes[labels[row]] for name, labels in predicted.items()},
+            loss=Numbers(**{name: finite(float(f"{values[row]:.6g}")) for name, values in losses_of.items()}),
+        )
+        for row, label in enumerate(samples.labels.tolist())
+    )
+
+
+def cost(result: Unlearned, retrain: Unlearned | None, *, audit_seconds: float) -> Cost:
+    """Seconds and memory of unlearning, beside Retrain's seconds and the audit's own."""
+    seconds = None if retrain is None else retrain.seconds
+    stages = plain(result.details.get("seconds", {}))
+    return Cost(
+        seconds=result.seconds,
+        retrain_seconds=seconds,
+        ratio_to_retrain=None if not seconds else result.seconds / seconds,
+        peak_memory_bytes=result.details.get("peak_memory_bytes"),
+        stages=stages,
+        # A linearisation was handed in: its rows are in no stage.
+        rows_made_before="rows" in result.details and "rows" not in stages,
+        audit_seconds=audit_seconds,
+    )
+
+
+def plain(value: Any) -> Any:
+    """The same with every number that JSON does not know (NaN, infinite) as None, tuples as lists, tensors as numbers."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Tensor | np.generic):
+        return plain(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
