@@ -36,8 +36,8 @@ class Check:
 
 
 def _zero(method: str, value: Value) -> Verdict | None:
-    found = value(method, "forget")
-    return None if found is None else Verdict(found < ZERO, f"{found:.2f} %")
+    accuracy = value(method, "forget")
+    return None if accuracy is None else Verdict(accuracy < ZERO, f"{accuracy:.2f} %")
 
 
 def _close(metric: str) -> Callable[[str, Value], Verdict | None]:
@@ -81,10 +81,10 @@ RIVALS = "what Max Loss and Random Label leave depends on their step and epochs,
 
 def checks() -> tuple[Check, ...]:
     """The paper's pattern, for its equation (1), for our default form of it, and for tangent replay."""
-    found = []
+    pattern: list[Check] = []
     for method in ("fast-ntk-ridge", "fast-ntk", "tangent-replay"):
         why = {"fast-ntk-ridge": RIDGE, "fast-ntk": REGRESSION}.get(method, "")
-        found += [
+        pattern += [
             Check(method, f"accuracy on D_f is 0 (below {ZERO} %)", _zero, why),
             Check(method, f"accuracy on D_r is within {CLOSE} points of Retrain's", _close("retain"), ""),
             Check(method, f"accuracy on hold-out is within {CLOSE} points of Retrain's", _close("holdout"), ""),
@@ -92,7 +92,7 @@ def checks() -> tuple[Check, ...]:
             Check(method, "accuracy on hold-out is above that of Max Loss and Random Label", _above("holdout"), RIVALS),
             Check(method, f"relearning takes at least {SHORT:g} × Retrain's epochs", _as_long, why),
         ]
-    return tuple(found)
+    return tuple(pattern)
 
 
 def agreement(comparisons: Sequence[Comparison]) -> str:
@@ -152,8 +152,8 @@ def _recovered(comparison: Comparison, check: Check) -> str:
 def _published(comparison: Comparison) -> Value:
     def value(label: str, metric: str) -> float | None:
         entry = comparison.entry(label)
-        found = None if entry is None else entry.published[metric]
-        return None if found is None else found.mean
+        figure = None if entry is None else entry.published[metric]
+        return None if figure is None else figure.mean
 
     return value
 

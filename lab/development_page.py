@@ -52,10 +52,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         groups[row["setting"], row["request"], row["variant"]].append(row)
     columns = ("setting", "request", "variant", "seeds", "retain", "forget", "hold-out", "recovered", "TV, same", "TV, others")
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    for (setting, request, variant), found in groups.items():
-        accuracies = [f"{_mean(row['accuracy'][name] for row in found):.1f}" for name in ("retain", "forget", "holdout")]
-        cells = [setting, request, variant, str(len(found)), *accuracies, f"{_mean(row['recovered'] for row in found):.2f}"]
-        lines.append("| " + " | ".join([*cells, _pair(found, "same"), _pair(found, "others")]) + " |")
+    for (setting, request, variant), trials in groups.items():
+        accuracies = [f"{_mean(row['accuracy'][name] for row in trials):.1f}" for name in ("retain", "forget", "holdout")]
+        cells = [setting, request, variant, str(len(trials)), *accuracies, f"{_mean(row['recovered'] for row in trials):.2f}"]
+        lines.append("| " + " | ".join([*cells, _pair(trials, "same"), _pair(trials, "others")]) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,8 @@ from fastntk.reproduce.paper import TABLES
 
 def total(cells: Sequence[Cell], machine: Machine) -> Expected:
     """All cells one after the other."""
-    found = [expected(cell, machine) for cell in cells]
-    return Expected(sum(one.seconds for one in found), max(one.memory for one in found))
+    every = [expected(cell, machine) for cell in cells]
+    return Expected(sum(one.seconds for one in every), max(one.memory for one in every))
 
 
 def expectation_table() -> str:

@@ -23,11 +23,11 @@ COLUMNS = (
 )
 
 
-def filled(page: str, made: str) -> str:
+def filled(page: str, block: str) -> str:
     """The page with everything between the marks replaced."""
     if page.count(START) != 1 or page.count(END) != 1:
         raise InputError(f"The page needs one {START} and one {END}, between which the results go.")
-    return page[: page.index(START) + len(START)] + "\n" + made + page[page.index(END) :]
+    return page[: page.index(START) + len(START)] + "\n" + block + page[page.index(END) :]
 
 
 def headline(setting: Setting, *, folder: Path) -> str:

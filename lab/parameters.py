@@ -77,11 +77,11 @@ class Share:
 def convolutions(model: nn.Module) -> tuple[ConvKind, ...]:
     """The kinds of convolution-BatchNorm pairs, in the order of their first appearance."""
     modules = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
-    found: Counter[tuple[int, int, int, int]] = Counter()
+    pairs: Counter[tuple[int, int, int, int]] = Counter()
     for conv, norm in pairwise(modules):
         if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-            found[conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.groups] += 1
-    return tuple(ConvKind(*kind, count) for kind, count in found.items())
+            pairs[conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.groups] += 1
+    return tuple(ConvKind(*kind, count) for kind, count in pairs.items())
 
 
 def vit(name: str, *, classes: int) -> nn.Module:
@@ -107,12 +107,12 @@ def shares() -> tuple[Share, ...]:
         for column in paper.published_table(name).columns:
             if column.ratio_percent is not None:
                 named[column.model, column.classes] = column.ratio_percent
-    found = []
+    counted = []
     for (model, classes), published in named.items():
         tuned = "prompts+head" if model in VITS else "norm+head"
         subset = choose(vit(model, classes=classes) if model in VITS else _cnn(model, classes), tuned)
-        found.append(Share(model, classes, subset.numel, subset.ratio, published))
-    return tuple(found)
+        counted.append(Share(model, classes, subset.numel, subset.ratio, published))
+    return tuple(counted)
 
 
 def parameter_tables(*, level: int = 2) -> str:
@@ -147,11 +147,11 @@ def _vit_lines() -> list[str]:
         "|" + " --- |" * 9,
     ]
     for name in VITS:
-        found = transformer(name)
-        width = found.width
+        block = transformer(name)
+        width = block.width
         lines.append(
-            f"| {paper.TITLES[name]} | {width} | {found.matrices} | {12 * width**2} | {11 * width**2} | {found.whole} | "
-            f"{found.prompts} | {12 * width / PROMPT_LENGTH:.1f} | {11 * width / PROMPT_LENGTH:.1f} |"
+            f"| {paper.TITLES[name]} | {width} | {block.matrices} | {12 * width**2} | {11 * width**2} | {block.whole} | "
+            f"{block.prompts} | {12 * width / PROMPT_LENGTH:.1f} | {11 * width / PROMPT_LENGTH:.1f} |"
         )
     return lines
 

@@ -32,8 +32,8 @@ commands for the paper's own settings.
   epochs, which stays so in means (`≥`, with the number of such runs).
 - `fast-ntk-ridge` is equation (1), corrected and damped (below). `fast-ntk` is this package's default form of it, with the
   cross-entropy that the runs were trained by in place of squares; the paper's figures for Fast-NTK stand beside both.
-  `tangent-replay` is not in the paper. `max-loss` and `random-label` go on until no forgotten sample is named right; the
-  paper does not say how far it took them.
+  `tangent-replay` is not in the paper. `max-loss` and `random-label` go on until no forgotten sample is classified
+  correctly; the paper does not say how far it took them.
 - What was not run says so.
 """
 DEPARTURES = """## Where this departs from the paper

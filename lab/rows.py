@@ -60,7 +60,7 @@ def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Pat
     records = [record for record in records_of(setting, request, method, folder=folder) if "accuracy" in record["audit"]]
     if not records:
         return None
-    relearned = [found for record in records if (found := relearning(record)) is not None]
+    relearned = [epochs for record in records if (epochs := relearning(record)) is not None]
     total = "total_variation"
     return Row(
         method=method,

@@ -40,10 +40,10 @@ class Check:
     """One figure, as text, and whether it keeps its limit (None: there is none)."""
 
     text: str
-    kept: bool | None
+    within: bool | None
 
     def __str__(self) -> str:
-        return self.text if self.kept is not False else f"**{self.text}**"
+        return self.text if self.within is not False else f"**{self.text}**"
 
 
 def target_table(settings: Sequence[Setting], rows: Mapping[tuple[str, str], Sequence[Row | None]]) -> str:
@@ -82,7 +82,7 @@ def check_cells(row: Row, request: Request, target: Target) -> list[str]:
         _between(row.recovered.mean, target.recovered),
         _relearn(row, None if target.relearn is None else (1 - target.relearn, 1 + target.relearn)),
     ]
-    judged = [check.kept for check in checks if check.kept is not None]
+    judged = [check.within for check in checks if check.within is not None]
     return [str(check) for check in checks] + ["yes" if all(judged) else f"{sum(judged)} of {len(judged)}"]
 
 

@@ -195,9 +195,9 @@ def _folders(settings: Sequence[Setting], single: Sequence[Setting], *, out: Pat
 
 def _environments(folders: Sequence[Path]) -> str:
     paths = [path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE]
-    found = set()
+    machines = set()
     for path in paths:
         where = read_record(path, schema=REMOVAL if path.name.startswith("removal-") else SCHEMA)["environment"]
         versions = ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items()))
-        found.add(f"- {where['cpu']}, {where['cores']} cores, {where['threads']} threads; {versions}")
-    return "\n".join(["## Made on", "", *(sorted(found) or ["- not run"])]) + "\n"
+        machines.add(f"- {where['cpu']}, {where['cores']} cores, {where['threads']} threads; {versions}")
+    return "\n".join(["## Made on", "", *(sorted(machines) or ["- not run"])]) + "\n"

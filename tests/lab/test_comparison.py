@@ -17,7 +17,7 @@ from lab import comparison as module
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two baselines on a dozen digits, tuned and recorded; the random share is large enough for an attack."""
     out = tmp_path_factory.mktemp("comparison")
     with pytest.MonkeyPatch.context() as patch:
@@ -39,29 +39,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_tuned_options_are_those_of_the_best_trial_and_are_used(made: Path) -> None:
+def test_tuned_options_are_those_of_the_best_trial_and_are_used(recorded: Path) -> None:
     request = Request("random", 0.4)
     for method in ("max-loss", "ssd"):
-        tuned = read_record(tuning_file(request, method, made), schema=TUNING)
+        tuned = read_record(tuning_file(request, method, recorded), schema=TUNING)
         best = min((trial for trial in tuned["trials"] if trial["score"] is not None), key=lambda trial: trial["score"])
         assert tuned["options"] == best["options"]
         assert len(tuned["trials"]) == 2
-        record = read_record(setting_folder(made, f"compare-{request.name}") / request.name / f"{method}-seed0.json")
+        record = read_record(setting_folder(recorded, f"compare-{request.name}") / request.name / f"{method}-seed0.json")
         assert record["options"] == tuned["options"]
         assert len(record["confidences"]) == len(record["margins"]) == record["request"]["forget"] == 12
 
 
-def test_retrain_is_at_no_distance_from_itself(made: Path) -> None:
+def test_retrain_is_at_no_distance_from_itself(recorded: Path) -> None:
     request = Request("random", 0.4)
-    audit = read_record(setting_folder(made, f"compare-{request.name}") / request.name / "retrain-seed0.json")["audit"]
+    audit = read_record(setting_folder(recorded, f"compare-{request.name}") / request.name / "retrain-seed0.json")["audit"]
     distances = audit["distances"]["same_seed"]
     assert distances["jensen_shannon"] == {"forget": 0.0, "holdout": 0.0}
     assert distances["agreement"] == {"forget": 1.0, "holdout": 1.0}
     assert distances["tug_of_war"] == 1.0
 
 
-def test_page_has_a_row_for_every_method_and_every_tuning(made: Path) -> None:
-    page = (made / "page.md").read_text("utf-8")
+def test_page_has_a_row_for_every_method_and_every_tuning(recorded: Path) -> None:
+    page = (recorded / "page.md").read_text("utf-8")
     for label in ("full", "max-loss", "ssd", "fast-ntk", "tangent-replay", "retrain"):
         assert f"| {label} | 1 |" in page
     assert page.count("| a random 40 % |") == 2

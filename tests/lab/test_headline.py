@@ -39,6 +39,6 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     table = [line for line in headline(first, folder=setting_folder(results, first.name)).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) <= 1
     assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
-    made = page(UNLEARNING, single=SINGLE, out=results)
-    assert made == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
+    text = page(UNLEARNING, single=SINGLE, out=results)
+    assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")

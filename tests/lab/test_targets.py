@@ -15,7 +15,7 @@ CLASS, RANDOM = Request("class", 0), Request("random", 0.1)
 
 def row(**changes: object) -> Row:
     one = Figure(1.0, None, 1)
-    made = Row(
+    base = Row(
         method=MethodRow("tangent-replay", "tangent-replay"),
         seeds=(0,),
         wanted=1,
@@ -36,7 +36,7 @@ def row(**changes: object) -> Row:
         uses_rows=True,
         verdicts=(),
     )
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def test_limits_themselves_are_kept() -> None:

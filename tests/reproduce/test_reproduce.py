@@ -45,15 +45,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells_module, "CELLS", HERE)
         return make(tmp_path_factory.mktemp("reproduce"))
 
 
 @pytest.fixture
-def finished(tiny: None, made: Path) -> Path:
-    return made
+def finished(tiny: None, completed: Path) -> Path:
+    return completed
 
 
 def make(out: Path) -> Path:
@@ -85,9 +85,9 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_tables(finished: 
         process.wait()
         assert list(tmp_path.glob(wanted))
     assert not (tmp_path / "table1.md").exists()
-    kept = {path: path.read_bytes() for path in tmp_path.rglob("*-seed0.*") if not path.name.startswith(".")}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*-seed0.*") if not path.name.startswith(".")}
     assert reproduce("table1", "--out", tmp_path).exit_code == 0
-    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert all(path.read_bytes() == content for path, content in before.items())
     for kind in ("md", "tex", "html", "svg"):
         assert (tmp_path / f"table1.{kind}").read_bytes() == (finished / f"table1.{kind}").read_bytes()
 
@@ -125,15 +125,15 @@ def test_the_table_holds_the_records_means_the_papers_figures_and_their_differen
 
 
 def test_probes_have_both_readings_and_the_untrained_only_a_probe(finished: Path) -> None:
-    found = {row[0]: row for row in rows((finished / "table3.md").read_text())}
-    assert list(found) == ["pre-trained", "random-init", "full", "fast-ntk", "tangent-replay", "retrain"]
+    table = {row[0]: row for row in rows((finished / "table3.md").read_text())}
+    assert list(table) == ["pre-trained", "random-init", "full", "fast-ntk", "tangent-replay", "retrain"]
     audit = json.loads((finished / "records/tiny/class-0/retrain-seed0.json").read_text())["audit"]
     for name in ("retain", "forget", "holdout"):
         assert audit["probes"]["own_head"]["unlearned"][name] == audit["accuracy"][name]["unlearned"]
-    assert found["pre-trained"][8] == found["random-init"][8] == "–"
+    assert table["pre-trained"][8] == table["random-init"][8] == "–"
     probes = json.loads((finished / "records/tiny/class-0/full-seed0.json").read_text())["audit"]["probes"]["linear_probe"]
     for label, probe in (("retrain", audit["probes"]["linear_probe"]["unlearned"]), ("random-init", probes["random"])):
-        assert float(found[label][2]) == pytest.approx(100 * probe["retain"], abs=0.005)
+        assert float(table[label][2]) == pytest.approx(100 * probe["retain"], abs=0.005)
 
 
 def test_cells_that_were_not_run_are_marked(finished: Path, tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def run(setting: Setting, out: Path, *, most: int | None = None) -> int:
 
 
 def records(out: Path) -> dict[str, Any]:
-    found = sorted(path for path in out.rglob("*.json"))
-    return {str(path.relative_to(out)): without(json.loads(path.read_text()), *VARYING) for path in found}
+    paths = sorted(out.rglob("*.json"))
+    return {str(path.relative_to(out)): without(json.loads(path.read_text()), *VARYING) for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +102,10 @@ def test_the_figures_are_those_of_audit_on_the_same_models(finished: Path, metho
     run = fit(experiment.model, experiment.subset, experiment.samples, TINY.recipe_for(100))
     retrains = [unlearn(run, classes=[0], method="retrain", seed=seed) for seed in (100, 101, 102)]
     chosen = retrains[0] if method == "retrain" else unlearn(run, classes=[0], method=method, epochs=1, seed=100)
-    made = audit(run, chosen, holdout=experiment.holdout, reference=retrains, relearn_cap=2, seed=100)
-    assert set(record) == set(made) - set(DROPPED)
+    audited = audit(run, chosen, holdout=experiment.holdout, reference=retrains, relearn_cap=2, seed=100)
+    assert set(record) == set(audited) - set(DROPPED)
     for part in ("accuracy", "loss", "relearn", "distances", "membership", "probes", "request", "reference", "verdict"):
-        assert without(record[part], *VARYING) == without(json.loads(json.dumps(made[part])), *VARYING), part
+        assert without(record[part], *VARYING) == without(json.loads(json.dumps(audited[part])), *VARYING), part
 
 
 def test_runs_and_retrains_have_models_of_their_own(finished: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_step_that_fails_leaves_nothing_half_done(finished: Path, tmp_path: Pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fastntk.auditing.api.relearn", killed)
+        patch.setattr("fastntk.auditing.comparisons.relearn", killed)
         with pytest.raises(KeyboardInterrupt):
             run(TINY, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").rglob("*")) == before

@@ -86,8 +86,8 @@ class Comparison:
     def mean(self, label: str, metric: str) -> float | None:
         """Our mean, None where not run or censored."""
         entry = self.entry(label)
-        found = None if entry is None else entry.ours[metric]
-        return None if found is None or found.censored else found.figure.mean
+        ours = None if entry is None else entry.ours[metric]
+        return None if ours is None or ours.censored else ours.figure.mean
 
 
 def compare(table: str, cells: Sequence[Cell], *, out: Path) -> tuple[Comparison, ...]:
@@ -132,7 +132,7 @@ def _probe_entries(cell: Cell, published: paper.PublishedTable, folder: Path) ->
 
 def _relearned(records: Sequence[Record]) -> Ours | None:
     """A censored run counts as the cap: the mean is then a lower bound, and is shown as one."""
-    known = [found for record in records if (found := relearning(record)) is not None]
+    known = [epochs for record in records if (epochs := relearning(record)) is not None]
     if not known:
         return None
     return Ours(Figure.of(one.epochs for one in known), sum(one.censored for one in known), known[0].cap)

@@ -136,5 +136,5 @@ def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibra
 
 
 def _fastest(routes: Sequence[Route], method: str) -> Route:
-    kept = [route for route in routes if route.method == method and route.rows == "in memory"]
-    return min(kept, key=lambda route: route.seconds)
+    fitting = [route for route in routes if route.method == method and route.rows == "in memory"]
+    return min(fitting, key=lambda route: route.seconds)

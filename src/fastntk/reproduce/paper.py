@@ -59,8 +59,8 @@ class PublishedTable:
 
     def figure(self, metric: str, label: str, column: int) -> Published | None:
         """The published figure of one of our methods' labels, None where the paper has none; both forms of Fast-NTK have it."""
-        found = self.figures[metric].get(label.removesuffix("-ridge").replace("-", "_"))
-        return None if found is None else found[column]
+        figures = self.figures[metric].get(label.removesuffix("-ridge").replace("-", "_"))
+        return None if figures is None else figures[column]
 
 
 @cache
