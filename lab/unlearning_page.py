@@ -92,7 +92,7 @@ def setting_text(setting: Setting, folder: Path) -> str:
     if setting.extra_retrain_seeds:
         extra = ", ".join(map(str, setting.extra_retrain_seeds))
         lines.append(f"Retrain also with seed {extra}, so that the spread rests on more pairs.")
-    lines += [text for text in (setting.note, setting.stand_in and f"A stand-in: {setting.stand_in}") if text]
+    lines += [setting.note] if setting.note else []
     return "\n".join(lines) + "\n"
 
 

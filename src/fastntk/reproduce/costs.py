@@ -13,6 +13,8 @@ ROW = {"resnet20": 1e-3, "mobilenetv2": 2e-3, "vit_small": 8e-3}
 """Seconds per image and class of Jacobian rows."""
 UNKNOWN_STEP, UNKNOWN_ROW = 2e-2, 1e-2
 EPOCHS_TO_RELEARN = 25
+RELEARNED = 3
+"""Models that an audit has relearn: Full, unlearned, Retrain."""
 PROBE = 5.0
 """Seconds of one linear probe."""
 CLASSES = 10
@@ -33,7 +35,7 @@ def record_seconds(setting: Setting, request: Request, row: MethodRow) -> float:
     """One method on one request, rows not included, and its audit, which relearns Full and Retrain too."""
     step = _of(setting, STEP, UNKNOWN_STEP)
     share = request.value if request.kind == "random" else 1 / _classes(setting)
-    relearn = 3 * EPOCHS_TO_RELEARN * share * images(setting) * step * 1.4
+    relearn = RELEARNED * EPOCHS_TO_RELEARN * share * images(setting) * step * 1.4
     predict = 0.4 * step * (images(setting) + 2000)
     own = {"full": 0.0, "retrain": 0.0}.get(row.method, 0.1 * training_seconds(setting))
     polish = float(row.options.get("polish", 0)) * images(setting) * step

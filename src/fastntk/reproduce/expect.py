@@ -90,7 +90,7 @@ def expected(cell: Cell, machine: Machine) -> Expected:
     chosen = [_fastest(routes, method) for method in METHODS]
     training = 3 * forward * images * setting.recipe.epochs
     trainings = (len(setting.seeds) + len(setting.retrain_seeds)) * training
-    relearning = len(setting.methods) * costs.EPOCHS_TO_RELEARN * 3 * forward * images / classes
+    relearning = len(setting.methods) * costs.RELEARNED * costs.EPOCHS_TO_RELEARN * 3 * forward * images / classes
     unlearning = sum(route.seconds for route in chosen)
     batch = setting.recipe.batch_size * counted.live
     holdout = classes * setting.holdout_per_class if setting.holdout_per_class else CIFAR_TEST

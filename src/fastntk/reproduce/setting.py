@@ -89,8 +89,8 @@ class Setting:
 
     The recipe's seed is replaced by each of ``seeds``; Retrain also runs with ``extra_retrain_seeds``, so that its
     seed-to-seed spread rests on enough pairs. Prompts are drawn with ``prompt_seed`` in every run: the anchor is the same for
-    all seeds. ``stand_in`` says what the setting replaces, if anything. ``evidence`` keeps confidences and margins of the
-    forgotten samples in every record, ``probes`` has every audit probe the features.
+    all seeds. ``evidence`` keeps confidences and margins of the forgotten samples in every record, ``probes`` has every audit
+    probe the features.
     """
 
     name: str
@@ -113,7 +113,6 @@ class Setting:
     recipe: Recipe = field(default_factory=Recipe)
     extra_retrain_seeds: tuple[int, ...] = ()
     relearn_cap: int = 100
-    stand_in: str | None = None
     note: str | None = None
     evidence: bool = False
     probes: bool = False
