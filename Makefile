@@ -1,7 +1,7 @@
 # make demo   everything on embedded data, offline once installed
 # make test   all extras, then the tests (the default tier; `make slow` runs the long ones)
-# make check  format, lint, strict types
-# make docs   the API reference from the docstrings, then a check of every link
+# make check  format, lint, strict types, the documentation's links
+# make docs   the documentation as a site, in site/
 # make bench  benchmarks, which print ratios
 # make tables the documents of results, from the records in results/
 PYTHON ?= python3
@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core-installed
 ALL := $(VENV)/.all-installed
+DOCS := $(VENV)/.docs-installed
+# Material for MkDocs prints a notice about its successor before every build; the variable silences it.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # OpenMP threads that spin while they wait ruin each other on a machine with other work: on 2 busy cores the demo burnt
 # about 100 s of CPU time with spinning, 25 s without.
@@ -31,10 +34,10 @@ check: $(ALL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(MKDOCS) --quiet
 
-docs: $(ALL)
-	$(BIN)/python tools/api_reference.py
-	$(BIN)/python tools/check_docs.py
+docs: $(DOCS)
+	$(MKDOCS)
 
 format: $(ALL)
 	$(BIN)/ruff format .
@@ -59,8 +62,12 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(ALL): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[timm,hf,test]'
+	$(PIP) -e '.[timm,hf,test,docs]'
+	touch $(CORE) $(DOCS) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	touch $(CORE) $@
 
 clean:
-	rm -rf demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf demo-out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastntk.data import ForgetRequest, Samples, Split, load_source
     from fastntk.data.request import parse_classes
     from fastntk.models import InputSpec, build_model, input_spec
-    from fastntk.planning.plan import Plan, plan
+    from fastntk.planning import Plan
     from fastntk.report import write_report
     from fastntk.storage.results import load_result, save_result
     from fastntk.storage.runs import load_run, save_run
@@ -79,7 +79,7 @@ _HOMES = {
     "InputError": "base.errors",
     "InputSpec": "models",
     "Linearisation": "tangent.linearisation",
-    "Plan": "planning.plan",
+    "Plan": "planning",
     "Recipe": "training.recipe",
     "Rehearsal": "unlearning",
     "Run": "training.run",
@@ -99,7 +99,7 @@ _HOMES = {
     "load_source": "data",
     "load_tuned": "tuning",
     "parse_classes": "data.request",
-    "plan": "planning.plan",
+    "plan": "unlearning",
     "predict": "training",
     "rehearse": "unlearning",
     "save_result": "storage.results",

@@ -10,7 +10,7 @@ from scipy.spatial.distance import jensenshannon
 
 from fastntk.auditing.distances import agreement, compare, jensen_shannon, mean_of, tug_of_war, weight_distance
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import Distance, Places
+from fastntk.auditing.record_figures import Distance, Places
 from fastntk.base.errors import InputError
 
 

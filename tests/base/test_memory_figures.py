@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastntk.base.memory import available_memory
+from fastntk.base import memory
+from fastntk.base.memory import SHARE, available_memory, memory_budget
 from fastntk.base.text import byte_size
 
 
@@ -28,3 +29,10 @@ def test_without_either_the_physical_size_stands_in(tmp_path):
 @pytest.mark.parametrize(("size", "text"), [(17, "17 B"), (612e6, "612 MB"), (1.7e10, "17 GB"), (3e15, "3e+03 TB")])
 def test_readable(size, text):
     assert byte_size(size) == text
+
+
+def test_the_budget_is_what_was_given_or_the_share_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    assert memory_budget(None) == int(SHARE * 1000) == 700
+    assert memory_budget(123) == 123
+    assert memory_budget(5) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fastntk.schemas
+from fastntk.auditing import AuditRecord
 from fastntk.base.errors import InputError
 from fastntk.cli import demo as demo_module
 from fastntk.cli.app import app
@@ -76,6 +78,16 @@ def test_every_schema_is_valid_and_closed_where_it_says_so() -> None:
         assert schema["title"]
         assert schema["description"]
         assert schema["required"]
+
+
+def test_the_schema_of_audits_is_made_from_the_types() -> None:
+    assert "audit-1" in fastntk.schemas.names()
+    schema = fastntk.schemas.load("audit-1")
+    assert schema == fastntk.auditing.schema()
+    assert schema["properties"]["schema"] == {"enum": ["fastntk-audit/1"]}
+    assert {field.name for field in dataclasses.fields(AuditRecord)} == set(schema["properties"])
+    assert set(schema["properties"]) - set(schema["required"]) == {"probes", "distances"}
+    assert all(part["description"] for part in schema["$defs"].values())
 
 
 def test_a_wrong_record_does_not_pass(run_folder: Path) -> None:

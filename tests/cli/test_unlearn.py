@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ from typer.testing import CliRunner
 
 import fastntk
 from fastntk.base.errors import InputError
-from fastntk.cli import unlearn as unlearn_module
 from fastntk.cli.app import app
-from fastntk.cli.method_options import METHOD_NAMES, method_options
+from fastntk.cli.method_options import method_options
 from fastntk.cli.request import parse_bytes
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result, save_result
@@ -176,15 +174,9 @@ def test_option_texts_become_what_the_method_expects() -> None:
 
 
 def test_the_help_names_every_method() -> None:
-    assert tuple(METHODS) == METHOD_NAMES
-
-
-def test_estimates_count_every_method(run: Any) -> None:
-    from fastntk.cli.request import Request
-
-    for method in ("fast-ntk", "tangent-replay", "retrain", "max-loss", "fisher"):
-        text = unlearn_module._estimate(run, Request((0,), None), forget=4, method=method, options={})
-        assert re.match(r"[\d.]+ (ms|s|min|h) \(Retrain", text)
+    done = subprocess.run([sys.executable, "-m", "fastntk.cli", "unlearn", "--help"], capture_output=True, text=True, check=True)
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert all(name in words for name in METHODS)
 
 
 CHECK = """

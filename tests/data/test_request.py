@@ -26,6 +26,14 @@ def test_by_label_name_and_id(samples: Samples) -> None:
     assert split.whole_classes == ()
 
 
+def test_the_mask_of_what_stays(samples: Samples) -> None:
+    for request in (ForgetRequest(classes=[1]), ForgetRequest(ids=["z", "u"]), ForgetRequest(ids=[])):
+        split = request.resolve(samples, allow_empty=True)
+        assert split.keep.dtype == torch.bool
+        assert split.keep.nonzero().flatten().tolist() == split.retain.tolist()
+        assert (~split.keep).nonzero().flatten().tolist() == split.forget.tolist()
+
+
 def test_union_and_ids_that_cover_a_class(samples: Samples) -> None:
     split = ForgetRequest(classes=["cat"], ids=["v", "y", "u"]).resolve(samples)
     assert split.forget.tolist() == [0, 1, 3, 4]

@@ -158,3 +158,15 @@ def test_from_dataset() -> None:
 def test_from_dataset_refuses(dataset: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Samples.from_dataset(dataset)
+
+
+def test_the_digest_is_computed_once_and_follows_writes() -> None:
+    samples = Samples(torch.zeros(3, 2), [0, 1, 1])
+    first = samples.digest()
+    assert samples.digest() is first
+    samples.inputs[0, 0] = 1.0
+    assert samples.digest() not in ("", first)
+    samples.inputs[0, 0] = 0.0
+    assert samples.digest() == first
+    samples.labels[0] = 1
+    assert samples.digest() != first

@@ -1,4 +1,4 @@
-"""The pages themselves: links resolve, the API page is what the docstrings say, quoted errors exist, the walk-through runs."""
+"""The pages themselves: code fences, quoted errors that exist, and the walk-through, which runs. Links: see test_site.py."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ import fastntk.schemas
 from fastntk.cli.app import app
 
 ROOT = Path(__file__).parents[2]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = ("python", "sh", "json", "text", "html", "toml", "latex")
 
 
-def tool(name: str, folder: str = "tools") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -31,72 +33,28 @@ def tool(name: str, folder: str = "tools") -> ModuleType:
     return module
 
 
-check_docs = tool("check_docs")
-api_reference = tool("api_reference")
-digit_folder = tool("digit_folder", "examples").digit_folder
+digit_folder = example("digit_folder").digit_folder
 
 
-def test_every_link_of_the_repository_resolves() -> None:
-    assert list(check_docs.problems(ROOT)) == []
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_code_fences_are_closed_and_name_their_language(path: Path) -> None:
+    opened: str | None = None
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        fence = re.match(r"\s*(```+|~~~+)\s*(\S*)", line)
+        if opened is not None:
+            opened = None if fence and not fence[2] and fence[1].startswith(opened) else opened
+        elif fence:
+            opened = fence[1]
+            assert fence[2] in LANGUAGES, f"{path.name}:{number}: a code fence needs one of the languages {LANGUAGES}"
+    assert opened is None, f"{path.name}: a code fence is not closed"
 
 
-GOOD = {
-    "README.md": "# Top\n[a](docs/a.md) [b](docs/a.md#more-of-it) [web](https://nowhere.invalid/x) `[no](link)`\n",
-    "docs/a.md": "# A\n## More of `it`!\n[up](../README.md#top) ![picture](p.svg)\n```python\n[not](a-link)\n```\n",
-    "docs/p.svg": "<svg/>",
-}
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "problem"),
-    [
-        ("docs/a.md", "[x](nowhere.md)", "docs/a.md:3: link nowhere.md is broken: there is no docs/nowhere.md"),
-        ("docs/a.md", "[x](#nothing)", "docs/a.md:3: link #nothing is broken: docs/a.md has no heading for #nothing"),
-        ("docs/a.md", "a\n[x](../README.md#tip)", "docs/a.md:4: link ../README.md#tip is broken: README.md has no heading"),
-        ("docs/a.md", "[x](../../outside.md)", "leads out of the repository"),
-        ("docs/a.md", "[x]()", "its target is empty"),
-        ("docs/a.md", '<img src="gone.png">', "docs/a.md:3: link gone.png is broken"),
-        ("docs/a.md", "[x]: gone.md", "docs/a.md:3: link gone.md is broken"),
-        ("docs/a.md", "![x](gone.svg)", "link gone.svg is broken"),
-        ("docs/a.md", "```\ncode\n```", "it has none"),
-        ("docs/a.md", "```cobol\ncode\n```", "it has cobol"),
-        ("docs/a.md", "```sh\ncode", "docs/a.md:3: a code fence is not closed"),
-        ("docs/lonely.md", "# Alone", "docs/lonely.md: no page that README.md leads to links to it"),
-    ],
-)
-def test_what_is_broken_is_found_and_named(file: str, text: str, problem: str, tmp_path: Path) -> None:
-    for name, content in GOOD.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content, "utf-8")
-    assert list(check_docs.problems(tmp_path)) == []
-    kept = "# A\n## More of it\n" if file == "docs/a.md" else ""
-    (tmp_path / file).write_text(kept + text + "\n", "utf-8")
-    found = list(check_docs.problems(tmp_path))
-    assert len(found) == 1, found
-    assert problem in found[0]
-
-
-def test_anchors_are_githubs() -> None:
-    assert check_docs.slug_of("When not to believe it") == "when-not-to-believe-it"
-    assert check_docs.slug_of("`fast-ntk`: the closed form") == "fast-ntk-the-closed-form"
-    assert check_docs.slug_of("4. Start again, from [it](x.md)!") == "4-start-again-from-it"
-
-
-def test_the_api_page_is_what_the_docstrings_say() -> None:
-    made = api_reference.page()
-    assert made.rstrip() + "\n" == (ROOT / "docs" / "api.md").read_text("utf-8"), "run make docs"
-    for name in fastntk.__all__:
-        assert f"\n## {name}\n" in made
-    assert "tune(model: nn.Module, spec: str, *, prompt_length: int = 10" in made
-    assert "- `.digest() -> str`" in made
-    assert " at 0x" not in made
-
-
-def test_a_public_name_without_docstring_stops_the_build() -> None:
-    def silent() -> None: ...
-
-    with pytest.raises(SystemExit, match="silent has no docstring"):
-        api_reference.text_of(silent, "silent")
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_are_markdown(path: Path) -> None:
+    """The build of the site checks those only, and only where they lead somewhere."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
+    assert not re.findall(r"<(?:a|img)\b[^>]*>", text)
+    assert "]()" not in text
 
 
 def message_templates() -> list[str]:
@@ -123,7 +81,7 @@ def test_every_error_of_the_faq_is_one_of_ours() -> None:
 def test_every_schema_is_listed() -> None:
     page = (ROOT / "docs" / "json.md").read_text("utf-8")
     for name in fastntk.schemas.names():
-        assert f"[{name}](../src/fastntk/schemas/{name}.json)" in page
+        assert re.search(rf"^\| `\w+` \| `{name}` \|", page, re.M), name
 
 
 def test_the_readme_starts_with_the_two_commands_and_stays_short() -> None:

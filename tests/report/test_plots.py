@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import pytest
 
-from fastntk.auditing.record import Attack, Relearning, Roc
+from fastntk.auditing.record_figures import Attack, Relearning, Roc
 from fastntk.report.evidence_plots import relearn_curves, roc_curves
 from fastntk.report.plots import accuracy_bars, flow_bars, loss_steps
 from fastntk.report.svg import COLOUR, WIDTH, Plot, drawing, finish

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fastntk.base.errors import InputError
+from fastntk.base.errors import DivergedError, InputError
 from fastntk.models import build_model
 from fastntk.training.pretrain import augment, pretrain
 
@@ -93,6 +93,12 @@ def test_wrong_input(samples, tmp_path, name, changes, message):
     options = {"epochs": 1, "lr": 0.1, "batch_size": 8, "seed": 0, "out": tmp_path / "a.safetensors"} | changes
     with pytest.raises(InputError, match=message):
         pretrain(name, samples, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_that_diverges_writes_nothing(samples, tmp_path):
+    with pytest.raises(DivergedError, match=r"The loss became .* in epoch 1 of 1: training diverged.*lr=1e\+30"):
+        run(samples, tmp_path / "a.safetensors", lr=1e30)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,16 +82,15 @@ def test_dropped_samples_leave_boundaries_and_order() -> None:
 
 def recorded(recipe: Recipe, *, count: int, keep: Tensor | None = None) -> tuple[list[list[int]], Tensor]:
     """Which batches a descent sees, and where it ends for gradients of one."""
-    w = torch.zeros(2)
+    w = torch.zeros(2, requires_grad=True)
     seen: list[list[int]] = []
 
-    def gradient(batch: Tensor) -> tuple[float, int]:
+    def loss(batch: Tensor) -> tuple[Tensor, int]:
         seen.append(batch.tolist())
-        w.grad = torch.ones(2)
-        return 1.0, 0
+        return w.sum(), 0
 
-    descend([w], gradient, recipe, count=count, keep=keep)
-    return seen, w
+    descend([w], loss, recipe, count=count, keep=keep)
+    return seen, w.detach()
 
 
 def test_an_empty_batch_is_skipped_but_the_schedule_counts_it() -> None:
@@ -156,15 +155,10 @@ def test_weight_decay_pulls_towards_the_anchor_not_towards_zero() -> None:
     def run(weight_decay: float) -> tuple[Tensor, Tensor]:
         recipe = Recipe(epochs=2, batch_size=1, optimizer="sgd", lr=0.1, schedule="constant", momentum=0.0,
                         weight_decay=weight_decay)  # fmt: skip
-        w = torch.tensor([5.0])
+        w = torch.tensor([5.0], requires_grad=True)
         grads = iter([1.0, 0.0])
-
-        def gradient(batch: Tensor) -> tuple[float, int]:
-            w.grad = torch.tensor([next(grads)])
-            return 0.0, 0
-
-        descend([w], gradient, recipe, count=1)
-        return w, torch.tensor([5.0])
+        descend([w], lambda batch: (next(grads) * w.sum(), 0), recipe, count=1)
+        return w.detach(), torch.tensor([5.0])
 
     # First step: no distance yet, so no pull; second: gradient 0, pull 2·(4.9 − 5).
     torch.testing.assert_close(run(2.0)[0], torch.tensor([4.9 + 0.1 * 2.0 * 0.1]))

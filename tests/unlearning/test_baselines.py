@@ -126,7 +126,7 @@ def test_forgetting_nothing_changes_nothing(method: str) -> None:
 def test_hyper_parameters_are_in_the_details_and_unknown_ones_are_refused(method: str) -> None:
     run = toy_run()
     details = fastntk.unlearn(run, ids=[1], method=method).details
-    defaults = METHODS[method].__kwdefaults__
+    defaults = METHODS[method].run.__kwdefaults__
     assert defaults.items() <= details.items()
     with pytest.raises(InputError, match="it takes: " + ", ".join(defaults).replace("+", r"\+")):
         fastntk.unlearn(run, ids=[1], method=method, magic=3)
@@ -155,7 +155,7 @@ def test_values_out_of_range_are_refused_with_all_the_ranges(
 ) -> None:
     with pytest.raises(InputError, match=f"cannot take {option}=") as caught:
         fastntk.unlearn(any_run, ids=[1], method=method, **{option: value})
-    assert all(f"{name}: " in str(caught.value) for name in METHODS[method].__kwdefaults__)
+    assert all(f"{name}: " in str(caught.value) for name in METHODS[method].run.__kwdefaults__)
 
 
 def test_a_descent_that_diverges_says_what_to_lower() -> None:
@@ -354,7 +354,7 @@ def test_the_documented_defaults_are_the_defaults(method: str) -> None:
     section = text.split(f"\n## `{method}`")[1].split("\n## ")[0]
     options = dict(pair.split("=") for pair in re.findall(r"`(\w+=[^`,]+)`", section.split("Options:")[1].split(".\n")[0]))
     common = dict(pair.split("=") for pair in re.findall(r"`(\w+=[^`,]+)`", text.split("\n## ")[0]))
-    for name, default in METHODS[method].__kwdefaults__.items():
+    for name, default in METHODS[method].run.__kwdefaults__.items():
         if name != "seed":
             written = options[name] if name in options else common[name]
             assert written.strip('"') == default if isinstance(default, str) else float(written) == default, name

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.base.errors import InputError
+from fastntk.planning import Calibration, Problem, Sizes
 from fastntk.unlearning import METHODS, baseline_tuning
-from fastntk.unlearning.baseline_tuning import SEARCH_SPACES
-from fastntk.unlearning.baselines.costs import training_passes
 from fastntk.unlearning.rehearsal import Rehearsal, stratified
 
 
@@ -128,7 +127,10 @@ def test_a_model_that_never_saw_the_samples_scores_better_than_one_that_did(run:
 # The tuning
 
 
-@pytest.mark.parametrize("method", SEARCH_SPACES)
+BASELINES = [name for name, method in METHODS.items() if method.search_space]
+
+
+@pytest.mark.parametrize("method", BASELINES)
 def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
     run: fastntk.Run, class_rehearsal: Rehearsal, method: str
 ) -> None:
@@ -137,8 +139,7 @@ def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
     assert len(tuned.trials) == tuned.protocol["budget"] == 5
     keys = [json.dumps(trial["options"]) for trial in tuned.trials]
     assert len(set(keys)) == 5
-    defaults = METHODS[method].__kwdefaults__
-    assert tuned.trials[0]["options"].items() <= defaults.items()
+    assert tuned.trials[0]["options"].items() <= METHODS[method].filled({}).items()
     scores = [trial["score"] for trial in tuned.trials if trial["score"] is not None]
     winner = next(trial for trial in tuned.trials if trial["options"] == tuned.options)
     assert tuned.score == winner["score"] == min(scores)
@@ -148,9 +149,10 @@ def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
 
 
 def test_every_baseline_has_a_space_and_the_default_budget_fits_all() -> None:
-    assert set(SEARCH_SPACES) == set(METHODS) - {"fast-ntk", "tangent-replay", "retrain", "full"}
-    for method, space in SEARCH_SPACES.items():
-        assert space.keys() <= METHODS[method].__kwdefaults__.keys()
+    assert set(BASELINES) == set(METHODS) - {"fast-ntk", "tangent-replay", "retrain", "full"}
+    for method in BASELINES:
+        space = METHODS[method].search_space
+        assert space.keys() <= METHODS[method].options.keys()
         assert torch.tensor([len(axis) for axis in space.values()]).prod() >= 16, method
 
 
@@ -231,19 +233,37 @@ def test_a_rehearsal_of_another_request_or_run_and_a_run_without_recipe_are_refu
 # Costs
 
 
+def training_passes(method: str, **options: object) -> float:
+    """What a method's cost counts, at one second a training pass and nothing else."""
+    sizes = Sizes(samples=60, retain=40, classes=3, parameters=1, body=1, features=1, itemsize=4, chunk=1, input_copy=0)
+    still = dict.fromkeys(("gemm32", "gemm64", "cholesky", "read"), 1.0)
+    speed = Calibration(forward=0, rows=0, step=1, row_bytes=0, dispatch=0, threads=1, **still)
+    found = METHODS[method]
+    problem = Problem(
+        method=method,
+        sizes=sizes,
+        speed=speed,
+        options=found.filled(options),
+        given=frozenset(options),
+        recipe=fastntk.Recipe(epochs=7),
+        places=("memory",),
+        ready=False,
+        whole_classes=True,
+        memory=10**9,
+    )
+    (route,) = found.cost(problem)
+    return route.seconds
+
+
 @pytest.mark.parametrize("method", ["max-loss", "random-label", "fine-tune", "neggrad+", "scrub", "salun"])
 @pytest.mark.parametrize("batch_size", [5, 64])
 def test_costs_count_the_samples_that_gradients_are_taken_of(method: str, batch_size: int) -> None:
     run = made(Counting())
     Counting.counted = 0
     fastntk.unlearn(run, classes=[1], method=method, batch_size=batch_size, epochs=4)
-    passes = training_passes(method, {"epochs": 4, "batch_size": batch_size}, retain=40, forget=20, classes=3)
-    assert passes is not None
-    assert passes - (60 / 3 if method == "scrub" else 0) == Counting.counted  # scrub: and a forward pass of the teacher
+    assert training_passes(method, epochs=4, batch_size=batch_size) == Counting.counted
 
 
-def test_costs_of_methods_without_training() -> None:
-    count = lambda method: training_passes(method, {}, retain=40, forget=20, classes=3)
-    assert count("ssd") == pytest.approx(60 * 4 / 3)
-    assert count("fisher") == pytest.approx(40 * 7 / 3)
-    assert count("fast-ntk") is None
+def test_retraining_counts_every_epoch_of_the_recipe() -> None:
+    assert training_passes("retrain") == 7 * 40
+    assert training_passes("full") == 0

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastntk
-from fastntk.base.errors import InputError
+from fastntk.base.errors import BudgetError, InputError
 from fastntk.data import Split
 from fastntk.linalg import DenseRows
-from fastntk.unlearning.fast_ntk.ridge import _raised
+from fastntk.unlearning.fast_ntk.ridge import _raised, closed_form
 
 
 def linear_run(
@@ -61,6 +61,21 @@ def test_linear_model_equals_retraining(bias: bool, start: float, solver: str) -
     assert result.details["scale"] == pytest.approx(1.0, abs=1e-8)
     assert result.details["scale_fit"] == "least-squares"
     assert result.details["validity"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("solver", ["primal", "dual", "matrix-free"])
+def test_a_solver_and_rank_that_were_decided_are_taken_as_they_are(solver: str) -> None:
+    run, damping = linear_run()
+    split = fastntk.ForgetRequest(ids=[0, 5, 7]).resolve(run.data)
+    lin = fastntk.linearise_run(run)
+    update = lambda **options: closed_form(lin, run.data.labels, split, damping=damping, **options)
+    # Nothing is chosen, so no budget is looked at: one of a byte refuses every solver that is only named.
+    decided = update(solver=solver, rank=16, memory_budget=1)
+    torch.testing.assert_close(decided.delta, update().delta, rtol=1e-6, atol=1e-9)
+    assert decided.solver == solver
+    for name in (solver, "auto"):
+        with pytest.raises(BudgetError, match="fits the memory budget"):
+            update(solver=name, memory_budget=1)
 
 
 def test_forgetting_a_whole_class_of_a_linear_model() -> None:

@@ -1,4 +1,4 @@
-"""Tangent replay: exact on linear models, sane on networks, and honest where the linear picture fails."""
+"""Tangent replay: exact on linear models, sane on networks, and a warning where the linear picture fails."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.base.errors import InputError
-from fastntk.unlearning.tangent_replay import replay as replaying
+from fastntk.unlearning.tangent_replay import averaging, selection
+from fastntk.unlearning.tangent_replay.averaging import SEEDS, STRIDE
+from fastntk.unlearning.tangent_replay.blending import regression_weight
 from fastntk.unlearning.tangent_replay.path_models import path_models
-from fastntk.unlearning.tangent_replay.replay import SEEDS, STRIDE, _chosen, _weight, replay
+from fastntk.unlearning.tangent_replay.replay import replay
+from fastntk.unlearning.tangent_replay.selection import nearest
 from fastntk.unlearning.validity import RETRAIN
 
 
@@ -105,10 +108,10 @@ def test_two_stand_ins_are_averaged_where_the_replay_misses_the_network() -> Non
 def test_each_stand_in_counts_by_the_inverse_square_of_its_miss() -> None:
     truth, one = (torch.rand(20, 4, generator=torch.Generator().manual_seed(k)).softmax(1) for k in range(2))
     nearer = truth + (one - truth) / 3
-    assert _weight(one, nearer, truth) == pytest.approx(0.9, rel=1e-4)
-    assert _weight(nearer, one, truth) == pytest.approx(0.1, rel=1e-4)
-    assert _weight(truth, one, truth) == _weight(truth, truth, truth) == 0.0
-    assert _weight(one, truth, truth) == 1.0
+    assert regression_weight(one, nearer, truth) == pytest.approx(0.9, rel=1e-4)
+    assert regression_weight(nearer, one, truth) == pytest.approx(0.1, rel=1e-4)
+    assert regression_weight(truth, one, truth) == regression_weight(truth, truth, truth) == 0.0
+    assert regression_weight(one, truth, truth) == 1.0
 
 
 def test_replay_lands_nearer_to_retrain_than_doing_nothing() -> None:
@@ -162,26 +165,26 @@ def test_off_the_curve_rows_count_by_the_way_to_theta() -> None:
 
 
 def test_the_path_that_finds_back_to_theta_is_taken() -> None:
-    assert _chosen({"product": 0.37, "curved": 0.28, "tangent": 0.25}) == "curved"
-    assert _chosen({"product": 0.37, "curved": 0.41, "tangent": 0.35}) == "product"
-    assert _chosen({"product": 0.61, "curved": 0.59, "tangent": 0.41}) == "tangent"
-    assert _chosen({"tangent": 0.9}) == "tangent"
+    assert nearest({"product": 0.37, "curved": 0.28, "tangent": 0.25}) == "curved"
+    assert nearest({"product": 0.37, "curved": 0.41, "tangent": 0.35}) == "product"
+    assert nearest({"product": 0.61, "curved": 0.59, "tangent": 0.41}) == "tangent"
+    assert nearest({"tangent": 0.9}) == "tangent"
     run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
     details = fastntk.unlearn(run, classes=[1], method="tangent-replay").details
     assert set(details["replay_misses"]) == {"product", "curved", "tangent"}
-    assert details["path"] == _chosen(details["replay_misses"])
+    assert details["path"] == nearest(details["replay_misses"])
     assert details["replay_miss"] == details["replay_misses"][details["path"]]
 
 
 def test_a_path_that_diverges_or_is_exact_settles_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run(fastntk.Recipe(epochs=6, lr=0.05, batch_size=16))
     forget = lambda **options: fastntk.unlearn(run, classes=[1], method="tangent-replay", validate=False, blend=0, **options)
-    paths = replaying.path_models
+    paths = selection.path_models
 
     def some_diverge(*names: str) -> None:
         hopeless = lambda batch, w: torch.full((len(batch), 4), torch.nan) * w[0]
         monkeypatch.setattr(
-            replaying, "path_models", lambda *given: {k: hopeless if k in names else m for k, m in paths(*given).items()}
+            selection, "path_models", lambda *given: {k: hopeless if k in names else m for k, m in paths(*given).items()}
         )
 
     some_diverge("product", "tangent")
@@ -192,8 +195,8 @@ def test_a_path_that_diverges_or_is_exact_settles_the_choice(monkeypatch: pytest
     some_diverge("product", "curved", "tangent")
     with pytest.raises(InputError, match="training diverged"):
         forget()
-    monkeypatch.setattr(replaying, "path_models", paths)
-    monkeypatch.setattr(replaying, "QUIET", 1.0)
+    monkeypatch.setattr(selection, "path_models", paths)
+    monkeypatch.setattr(selection, "EXACT", 1.0)
     assert set(forget().details["replay_misses"]) == {"product"}
 
 
@@ -201,9 +204,10 @@ def test_an_exact_replay_asks_no_other_path_and_later_requests_no_second_replay_
     run = small_run(fastntk.Recipe(epochs=2, lr=1e-4, batch_size=16))
     lin = fastntk.linearise_run(run)
     seen: list[str] = []
-    monkeypatch.setattr(
-        replaying, "replay", lambda *args, **options: (seen.append(options["description"]), replay(*args, **options))[1]
-    )
+    for module in (selection, averaging):
+        monkeypatch.setattr(
+            module, "replay", lambda *args, **options: (seen.append(options["description"]), replay(*args, **options))[1]
+        )
     for name in (1, 2):
         details = fastntk.unlearn(run, classes=[name], method="tangent-replay", linearisation=lin, average=1).details
         assert set(details["replay_misses"]) == {"product"}

@@ -22,15 +22,8 @@ from fastntk.auditing.ensembles import check_ensemble, check_offered
 from fastntk.auditing.figures import definitions
 from fastntk.auditing.limits import limits
 from fastntk.auditing.predictions import EvaluationSets, PredictionCache, Predictions, evaluation_sets, predict_sets
-from fastntk.auditing.record import (
-    SCHEMA,
-    AuditRecord,
-    EnsembleKind,
-    Measurements,
-    Membership,
-    ReferenceSummary,
-    to_dict,
-)
+from fastntk.auditing.record import SCHEMA, AuditRecord, Measurements, ReferenceSummary, to_dict
+from fastntk.auditing.record_figures import EnsembleKind, Membership
 from fastntk.auditing.references import Reference, check_holdout, check_result, references
 from fastntk.auditing.requirements import Condition, check_possible, evaluate, parse
 from fastntk.auditing.verdict import verdict
@@ -72,10 +65,7 @@ def audit(
     """
     started = time.perf_counter()
     conditions = [parse(text) for text in ([require] if isinstance(require, str) else require)]
-    check_result(run, result)
-    if len(result.split.forget) == 0:
-        raise InputError("There is nothing to audit: the result forgot no samples.")
-    shared = check_holdout(run, holdout)
+    shared = _check_subject(run, result, holdout)
     planned = _planned(reference, retrains)
     check_possible(conditions, given=_given(planned, ensemble=ensemble, membership=membership, probes=probes))
     if ensemble is not None:
@@ -93,8 +83,7 @@ def audit(
     data_digest = run.data.digest()
     attacks = comparisons.population(models, seed=seed) if membership else Membership()
     if ensemble is not None:
-        options = {"size": ensemble, "kind": ensemble_kind, "cache": cache}
-        lira, klom = comparisons.ensembles(run, result, holdout, **options)  # type: ignore[arg-type]
+        lira, klom = comparisons.ensembles(run, result, holdout, size=ensemble, kind=ensemble_kind, cache=cache)
         attacks = replace(attacks, u_lira=lira, klom=klom)
     measured = Measurements(
         schema=SCHEMA,
@@ -118,6 +107,14 @@ def audit(
         definitions=definitions(),
     )
     return to_dict(_judged(measured, conditions, shared=shared))
+
+
+def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
+    """Refuse what cannot be audited; return how many hold-out samples are training samples too."""
+    check_result(run, result)
+    if len(result.split.forget) == 0:
+        raise InputError("There is nothing to audit: the result forgot no samples.")
+    return check_holdout(run, holdout)
 
 
 def _judged(measured: Measurements, conditions: Sequence[Condition], *, shared: int) -> AuditRecord:

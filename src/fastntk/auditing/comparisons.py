@@ -19,7 +19,7 @@ from fastntk.auditing.ensembles import ensemble_figures
 from fastntk.auditing.membership import LEAST, attack_features, population_attack
 from fastntk.auditing.predictions import EvaluationSets, Predictions, predict_sets
 from fastntk.auditing.probes import linear_probe, random_model
-from fastntk.auditing.record import (
+from fastntk.auditing.record_figures import (
     AttackSizes,
     Distances,
     EnsembleKind,

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from fastntk.auditing.record import EnsembleKind
+from fastntk.auditing.record_figures import EnsembleKind
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.loop import batch_loss

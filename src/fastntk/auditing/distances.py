@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastntk.auditing.metrics import accuracy, mean_loss, recovered, total_variation
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import Distance, Places, SetAccuracies
+from fastntk.auditing.record_figures import Distance, Places, SetAccuracies
 from fastntk.base.errors import InputError
 
 SETS = ("forget", "holdout")
@@ -53,7 +53,8 @@ def weight_distance(vector: Tensor, reference: Tensor, anchor: Tensor) -> float 
 def tug_of_war(accuracies: Mapping[str, float], reference: Mapping[str, float]) -> float:
     """Π of 1 − |accuracy − Retrain's| over the sets that both have, fractions; 1 where all agree."""
     product = 1.0
-    for name in accuracies.keys() & reference.keys():
+    # In the order given: that of a set would differ between processes, and with it the last bit.
+    for name in [name for name in accuracies if name in reference]:
         product *= 1 - abs(accuracies[name] - reference[name])
     return product
 

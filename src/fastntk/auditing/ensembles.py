@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fastntk.auditing.cache import cache_folder, cached
 from fastntk.auditing.klom import klom_by_halves
-from fastntk.auditing.record import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
+from fastntk.auditing.record_figures import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
 from fastntk.base.digest import json_digest, tensor_digest
@@ -46,7 +46,8 @@ from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
 from fastntk.unlearning.baselines.retrain import retrain_in_place
 from fastntk.unlearning.result import Unlearned
-from fastntk.unlearning.tangent_replay.replay import choose_path, replay
+from fastntk.unlearning.tangent_replay.replay import replay
+from fastntk.unlearning.tangent_replay.selection import choose_path
 
 FEWEST = 2 * LEAST
 """Halves of the Retrains are compared with each other, so twice what a test needs."""
@@ -245,7 +246,7 @@ class _Tangent:
         """The model of the path, the anchor, and where the replay of everything ends with the run's own seed."""
         if self._own is None:
             given = self.result.linearisation
-            usable = given is not None and given.at == "trained" and given.kept != "stream"
+            usable = given is not None and given.at == "trained" and given.place != "stream"
             lin = given if usable and given is not None else linearise_run(self.run)
             chosen = choose_path(lin, self.run.data.labels, self.recipe)
             self._own = (chosen.model, lin.anchor, chosen.end)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fastntk.auditing.record import Better, Definition, known
+from fastntk.auditing.record import Better, Definition
+from fastntk.auditing.record_figures import known
 
 LIKE: Final = "like retrain"
 LOWER: Final = "lower"

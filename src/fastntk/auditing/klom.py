@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastntk.auditing.record import KlomFigures
+from fastntk.auditing.record_figures import KlomFigures
 from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import checked_pair, halves
 

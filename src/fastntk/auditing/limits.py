@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastntk.auditing.record import Measurements, known
+from fastntk.auditing.record import Measurements
+from fastntk.auditing.record_figures import known
 
 FEW = 100
 """With fewer unseen samples than this, a false-positive rate of 1 % cannot be told from none."""

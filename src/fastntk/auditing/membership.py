@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fastntk.auditing.metrics import margins
-from fastntk.auditing.record import ByFeature, PopulationAttack
+from fastntk.auditing.record_figures import ByFeature, PopulationAttack
 from fastntk.auditing.roc import Array, auc, summary
 from fastntk.base.errors import InputError
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastntk.auditing.record import SetAccuracies
+from fastntk.auditing.record_figures import SetAccuracies
 from fastntk.base.errors import InputError
 from fastntk.models import build_model, card_of
 

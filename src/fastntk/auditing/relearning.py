@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fastntk.auditing.metrics import mean_loss
-from fastntk.auditing.record import Relearning
+from fastntk.auditing.record_figures import Relearning
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.network import eval_mode, fast_layout, predict
+from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
 
 
@@ -70,7 +71,8 @@ def relearn(
     work = copy.deepcopy(model)
     parameters = list(subset.on(work).parameters.values())
     inputs, labels = fast_layout(work, samples.inputs), samples.labels
-    optimizer = torch.optim.Adam(parameters, lr=lr)
+    # A loss that overflows is not below the threshold either: such a model is censored, and the audit goes on.
+    stepper = Stepper(parameters, torch.optim.Adam(parameters, lr=lr))
     curve = [mean_loss(predict(work, inputs), labels)]
     for epoch in track(range(cap), "relearning"):
         if curve[-1] < threshold:
@@ -78,16 +80,7 @@ def relearn(
         order = torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(len(labels)))
         with eval_mode(work):
             for batch in order.split(batch_size):
-                _step(work, parameters, optimizer, inputs[batch], labels[batch])
+                stepper.step(F.cross_entropy(logits(work, inputs[batch]), labels[batch]))
         curve.append(mean_loss(predict(work, inputs), labels))
     epochs = len(curve) - 1 if curve[-1] < threshold else None
     return Relearned(epochs, tuple(curve), threshold, cap)
-
-
-def _step(
-    model: nn.Module, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor
-) -> None:
-    loss = F.cross_entropy(logits(model, inputs), labels)
-    for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters)):
-        parameter.grad = grad
-    optimizer.step()

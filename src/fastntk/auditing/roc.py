@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastntk.auditing.record import Attack, Roc
+from fastntk.auditing.record_figures import Attack, Roc
 from fastntk.base.errors import InputError
 
 Array = npt.NDArray[np.float64]

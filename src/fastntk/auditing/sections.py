@@ -15,22 +15,8 @@ from torch import Tensor
 from fastntk.auditing.distances import finite
 from fastntk.auditing.metrics import accuracy, mean_loss
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import (
-    SETS,
-    Accuracies,
-    Cost,
-    Flow,
-    Fractions,
-    Losses,
-    LossHistogram,
-    Numbers,
-    RequestSummary,
-    ResultDigests,
-    RunDigests,
-    SampleEntry,
-    SetCounts,
-    Subject,
-)
+from fastntk.auditing.record import Cost, RequestSummary, ResultDigests, RunDigests, SampleEntry, Subject
+from fastntk.auditing.record_figures import SETS, Accuracies, Flow, Fractions, Losses, LossHistogram, Numbers, SetCounts
 from fastntk.auditing.roc import Array
 from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.auditing.record import Attack, Roc
+from fastntk.auditing.record_figures import Attack, Roc
 from fastntk.auditing.roc import Array, auc, on_grid, rounded, tpr_at
 from fastntk.base.errors import InputError
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fastntk.auditing.figures import lookup
-from fastntk.auditing.record import Attack, Level, Measurements, Verdict, known
+from fastntk.auditing.record import Level, Measurements, Verdict
+from fastntk.auditing.record_figures import Attack, known
 
 RECOVERED_LEAST = 0.8
 """Recovered below this is memory left."""

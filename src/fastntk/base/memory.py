@@ -1,7 +1,8 @@
 """How much memory this process may still take: the smaller of what the machine and its control group have
-left.
+left; and the one budget that plans, solvers and rows share.
 
-Linux only has both figures; elsewhere the physical size stands in. Not for disk space.
+Linux only has both figures; elsewhere the physical size stands in. :func:`memory_budget` is the one place that decides how
+much of it work may take when nobody says. Not for disk space.
 """
 
 from __future__ import annotations
@@ -9,8 +10,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fastntk.base.errors import InputError
+
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+SHARE = 0.7
+"""Of the memory available, what work may take where no budget is given; the rest is for the network and other processes."""
+
+
+def memory_budget(given: int | None) -> int:
+    """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
+    if given is None:
+        return int(SHARE * available_memory())
+    if isinstance(given, bool) or not given > 0:
+        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
+    return int(given)
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

@@ -1,33 +1,25 @@
-"""A method's options from the command line: ``key=value`` texts checked against the method's own signature.
+"""A method's options from the command line: ``key=value`` texts checked against what the method takes.
 
 Checked before anything is loaded, so that a wrong option costs no minute of work.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin
 
 from fastntk.base.errors import InputError
 
-METHOD_NAMES = (
-    "fast-ntk", "tangent-replay", "retrain", "full", "max-loss", "random-label", "fine-tune", "neggrad+", "scrub", "ssd", "salun",
-    "fisher",
-)  # fmt: skip
-"""Those of ``fastntk.unlearning.METHODS``, here without importing torch for a help text; a test compares them."""
 _WORDS = {"true": True, "false": False}
 
 
 def method_options(method: str, given: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """The options to call a method with: named ones that were ``given`` (None = not), and ``key=value`` texts."""
-    from fastntk.unlearning import METHODS
+    from fastntk.unlearning.registry import find_method
 
-    call = METHODS.get(method)
-    if call is None:
-        raise InputError(f"Unknown method {method!r}: choose one of {', '.join(METHODS)}.")
+    chosen = find_method(method)
     asked = {name: value for name, value in given.items() if value is not None}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -37,25 +29,12 @@ def method_options(method: str, given: dict[str, Any], texts: Sequence[str]) -> 
         if name in asked:
             raise InputError(f"Option {name} is given twice.")
         asked[name] = value.strip()
-    known = _kinds(call)
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        accepted = ", ".join(known) or "none"
-        raise InputError(f"Method {method!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
-    options = {name: _value(name, value, known[name]) for name, value in asked.items()}
+    chosen.checked(asked)
+    options = {name: _value(name, value, chosen.options[name].kind) for name, value in asked.items()}
     damping = options.get("damping")
     if damping is not None and not (math.isfinite(damping) and damping > 0):
         raise InputError(f"damping must be a number > 0, got {damping!r}.")
     return options
-
-
-def _kinds(call: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(call)
-    return {
-        name: hints[name]
-        for name, parameter in inspect.signature(call).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:

@@ -8,12 +8,18 @@ import typer
 
 from fastntk.cli.options import Json, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import Classes, DataOverride, Ids, IdsFile, check_request, open_run, parse_bytes, resolve
-
-Memory = Annotated[
-    str | None, typer.Option("--memory-budget", metavar="SIZE", help="Like 4GB; default 70 % of what is available.")
-]
-Disk = Annotated[str | None, typer.Option("--disk-budget", metavar="SIZE", help="Like 20GB; default 90 % of what is free.")]
+from fastntk.cli.request import (
+    Classes,
+    DataOverride,
+    DiskBudget,
+    Ids,
+    IdsFile,
+    MemoryBudget,
+    RowsPlace,
+    check_request,
+    open_run,
+    row_options,
+)
 
 
 def plan(
@@ -21,39 +27,45 @@ def plan(
     classes: Classes = None,
     ids: Ids = None,
     ids_file: IdsFile = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Plan this one, as `unlearn` would do it (default: all that work on rows).")
+    ] = None,
     data: DataOverride = None,
-    memory_budget: Memory = None,
-    disk_budget: Disk = None,
+    rows: RowsPlace = None,
+    memory_budget: MemoryBudget = None,
+    disk_budget: DiskBudget = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Estimate time and memory of every way to forget, and of retraining, from a calibration of a few seconds.
 
-    Nothing is written.
+    Nothing is written. `unlearn` with the same options takes the route marked ->.
 
     Examples:
 
     fastntk plan runs/digits --classes 0
 
-    fastntk plan runs/digits --ids-file deletions.txt --memory-budget 4GB
+    fastntk plan runs/digits --ids-file deletions.txt --method tangent-replay --memory-budget 4GB
     """
     output = Output(as_json=json)
     named = check_request(classes, ids, ids_file)
-    memory = None if memory_budget is None else parse_bytes(memory_budget)
-    disk = None if disk_budget is None else parse_bytes(disk_budget)
+    asked = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
 
-    from fastntk.planning.plan import plan as make_plan
+    from fastntk.data.request import parse_classes
+    from fastntk.unlearning import plan as make_plan
+    from fastntk.unlearning.api import with_rows
+    from fastntk.unlearning.registry import find_method
 
+    methods = with_rows() if method is None else [find_method(method).name]
     use_threads(threads)
     with progress():
         loaded = open_run(run, data)
-        request = resolve(classes, named, loaded.data)
+        labels = None if classes is None else parse_classes(classes, loaded.data)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        made = make_plan(loaded, classes=request.classes, ids=request.ids, memory_budget=memory, disk_budget=disk)
-    output.say(str(made))
-    chosen = min(made.chosen.values(), key=lambda route: route.seconds).method
-    if made.retrain_seconds < made.chosen[chosen].seconds:
-        chosen = "retrain"
-    asked = f"--classes {classes}" if classes is not None else "--ids-file FILE" if ids_file else "--ids ID,ID"
-    record = {"command": "plan", "run": str(run), **made.details()}
-    output.finish(record, then=f"fastntk unlearn {run} {asked} --method {chosen} --out RESULT")
+        result = make_plan(loaded, classes=labels, ids=named, method=methods, **asked)
+    output.say(str(result))
+    best = min(result.chosen.values(), key=lambda route: route.seconds)
+    cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
+    request = f"--classes {classes}" if classes is not None else "--ids-file FILE" if ids_file else "--ids ID,ID"
+    record = {"command": "plan", "run": str(run), **result.details()}
+    output.finish(record, then=f"fastntk unlearn {run} {request} --method {'retrain' if cheaper else best.method} --out RESULT")

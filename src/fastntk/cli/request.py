@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,6 @@ import typer
 from fastntk.base.errors import InputError
 
 if TYPE_CHECKING:
-    from fastntk.data import Samples
     from fastntk.training.run import Run
 
 Classes = Annotated[
@@ -25,15 +23,15 @@ DataOverride = Annotated[
     typer.Option("--data", metavar="SRC", help="Where the run's data is now; its digest has to match the run's."),
 ]
 
+RowsPlace = Annotated[
+    str | None, typer.Option("--rows", help="Where Jacobian rows are kept: memory, disk or stream (default: what fits).")
+]
+MemoryBudget = Annotated[
+    str | None, typer.Option("--memory-budget", metavar="SIZE", help="Like 4GB; default 70 % of what is available.")
+]
+DiskBudget = Annotated[str | None, typer.Option("--disk-budget", metavar="SIZE", help="Like 20GB; default 90 % of what is free.")]
+
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request as the library takes it."""
-
-    classes: tuple[int, ...] | None
-    ids: tuple[str, ...] | None
 
 
 def check_request(classes: str | None, ids: str | None, ids_file: Path | None) -> tuple[str, ...] | None:
@@ -61,14 +59,14 @@ def _ids_in(path: Path) -> list[str]:
     return ids
 
 
-def resolve(classes: str | None, ids: tuple[str, ...] | None, samples: Samples) -> Request:
-    """The request against the data: unknown names and ids are refused, and so is one that leaves nothing."""
-    from fastntk.data import ForgetRequest
-    from fastntk.data.request import parse_classes
-
-    labels = None if classes is None else parse_classes(classes, samples)
-    ForgetRequest(classes=labels, ids=ids).resolve(samples)
-    return Request(labels, ids)
+def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str | None) -> dict[str, Any]:
+    """The options of plans and methods that say where rows may be; none of what was not given."""
+    given = {
+        "rows": rows,
+        "memory_budget": None if memory_budget is None else parse_bytes(memory_budget),
+        "disk_budget": None if disk_budget is None else parse_bytes(disk_budget),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def open_run(folder: Path, data: str | None) -> Run:

@@ -7,18 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import duration, percent
-from fastntk.cli.method_options import METHOD_NAMES, method_options
+from fastntk.base.text import byte_size, duration, percent
+from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import Classes, DataOverride, Ids, IdsFile, Request, check_request, open_run, resolve
+from fastntk.cli.request import (
+    Classes,
+    DataOverride,
+    DiskBudget,
+    Ids,
+    IdsFile,
+    MemoryBudget,
+    RowsPlace,
+    check_request,
+    open_run,
+    row_options,
+)
+from fastntk.unlearning.registry import METHODS
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fastntk.data import Samples
-    from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
+    from fastntk.unlearning.api import Job
 
 
 def unlearn(
@@ -29,7 +41,7 @@ def unlearn(
     ids_file: IdsFile = None,
     method: Annotated[
         str,
-        typer.Option("--method", help=f"{', '.join(METHOD_NAMES[:-1])} or {METHOD_NAMES[-1]}."),
+        typer.Option("--method", help=f"{', '.join(list(METHODS)[:-1])} or {list(METHODS)[-1]}."),
     ] = "fast-ntk",
     after: Annotated[
         Path | None,
@@ -47,6 +59,9 @@ def unlearn(
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
     data: DataOverride = None,
+    rows: RowsPlace = None,
+    memory_budget: MemoryBudget = None,
+    disk_budget: DiskBudget = None,
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -68,18 +83,24 @@ def unlearn(
     named = check_request(classes, ids, ids_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
+    from fastntk.data.request import parse_classes
     from fastntk.storage.results import load_result, save_result
-    from fastntk.unlearning import unlearn as forget
+    from fastntk.unlearning import prepare
 
     given = {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
+    given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     options = method_options(method, given, option or [])
+    if "rows" in METHODS[method].needs:
+        options.setdefault("scratch", str(nearest_folder(out)))
     use_threads(threads)
     with progress():
         loaded = open_run(run, data)
         earlier = None if after is None else load_result(after, loaded)
-        request = resolve(classes, named, loaded.data)
-        _announce(output, run, loaded, request, method=method, options=options)
-        result = forget(earlier or loaded, classes=request.classes, ids=request.ids, method=method, **options)
+        labels = None if classes is None else parse_classes(classes, loaded.data)
+        job = prepare(earlier or loaded, classes=labels, ids=named, method=method, options=options, measured=True)
+        check_not_empty(job)
+        _announce(output, run, job)
+        result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
@@ -88,55 +109,36 @@ def unlearn(
         raise typer.Exit(3)
 
 
-def _announce(output: Output, folder: Path, run: Run, request: Request, *, method: str, options: dict[str, Any]) -> None:
-    """Say what is about to happen and how long it will take."""
-    from fastntk.data import ForgetRequest
+def nearest_folder(out: Path) -> Path:
+    """The nearest folder above the output that exists: rows that do not fit in memory are written there, and removed."""
+    target = out.absolute()
+    return next(parent for parent in target.parents if parent.is_dir())
 
-    forget = len(ForgetRequest(classes=request.classes, ids=request.ids).resolve(run.data).forget)
+
+def check_not_empty(job: Job) -> None:
+    """Refuse a request that names nothing: on a command line that is a mistake."""
+    from fastntk.base.errors import InputError
+
+    if len(job.task.split.forget) == 0:
+        raise InputError("the request is empty: name at least one class or id to forget")
+
+
+def _announce(output: Output, folder: Path, job: Job) -> None:
+    """Say what is about to happen and how long it will take."""
+    run, route, retrain = job.task.run, job.plan.route(job.method.name), job.plan.retrain_seconds
+    shown = {name: value for name, value in job.options.items() if name != "scratch"}
+    beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
     output.say("Unlearning")
     output.facts(
         {
             "run": folder,
-            "request": f"forget {forget:,} of {len(run.data):,} samples",
-            "method": ", ".join([method, *(f"{name} {value}" for name, value in options.items())]),
+            "request": f"forget {len(job.task.split.forget):,} of {len(run.data):,} samples",
+            "method": ", ".join([job.method.name, *(f"{name} {value}" for name, value in shown.items())]),
             "tuned": f"{run.subset.numel:,} parameters, {run.data.num_classes} classes",
-            "estimate": _estimate(run, request, forget=forget, method=method, options=options),
+            "route": route.name.partition(": ")[2] + (f", {byte_size(route.memory)} of memory" if route.memory else ""),
+            "estimate": f"{duration(route.seconds)} ({beside}), from a short calibration",
         }
     )
-
-
-def _estimate(run: Run, request: Request, *, forget: int, method: str, options: dict[str, Any]) -> str:
-    """Time of this method from a short calibration; refuses rows that the memory cannot hold."""
-    from fastntk.base.errors import BudgetError
-    from fastntk.base.text import byte_size
-    from fastntk.planning.plan import plan
-    from fastntk.planning.routes import softmax_first
-    from fastntk.training.recipe import Recipe
-    from fastntk.unlearning.baselines.costs import training_passes
-    from fastntk.unlearning.fast_ntk.method import RIDGE_OPTIONS
-
-    if method == "full":
-        return "nothing to compute"
-    made = plan(run, classes=request.classes, ids=request.ids)
-    recipe = run.recipe or Recipe()
-    retain = max(made.sizes.retain, 1)
-    retained_epoch = made.retrain_seconds / max(recipe.epochs, 1)
-    if method == "retrain":
-        seconds = made.retrain_seconds
-    elif (passes := training_passes(method, options, retain=retain, forget=forget, classes=run.data.num_classes)) is not None:
-        seconds = retained_epoch * passes / retain
-    else:
-        routes = [route for route in made.routes if route.method == method and route.rows == "in memory"]
-        fitting = [route for route in routes if route.fits or route.why_not.startswith("needs the recipe")]
-        if not fitting:
-            raise BudgetError(
-                f"The rows of this run do not fit: {byte_size(made.sizes.stored)} of rows, "
-                f"{byte_size(made.memory_budget)} of memory to use. Tune fewer parameters, or use --method retrain."
-            )
-        if not set(RIDGE_OPTIONS) & set(options) and options.get("form") != "ridge":
-            fitting = softmax_first(fitting)
-        seconds = min(route.seconds for route in fitting) + retained_epoch * options.get("polish", 0)
-    return f"{duration(seconds)} (Retrain {duration(made.retrain_seconds)}), from a short calibration"
 
 
 def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:

@@ -28,6 +28,13 @@ class Split:
     forget: Tensor
     whole_classes: tuple[int, ...]
 
+    @property
+    def keep(self) -> Tensor:
+        """True for the samples that stay, (n,): the mask that training loops take."""
+        mask = torch.ones(len(self.retain) + len(self.forget), dtype=torch.bool)
+        mask[self.forget] = False
+        return mask
+
 
 @dataclass(frozen=True, init=False)
 class ForgetRequest:

@@ -134,7 +134,18 @@ class Samples:
         return torch.tensor([self._positions[name] for name in asked], dtype=torch.int64)
 
     def digest(self) -> str:
-        """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names."""
+        """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names.
+
+        Computed once, and again only where torch saw a tensor written to; writes through a shared numpy array go unseen.
+        """
+        versions = (self.inputs._version, self.labels._version)
+        known: tuple[tuple[int, int], str] | None = self.__dict__.get("_digest")
+        if known is None or known[0] != versions:
+            known = versions, self._computed_digest()
+            object.__setattr__(self, "_digest", known)
+        return known[1]
+
+    def _computed_digest(self) -> str:
         sha = hashlib.sha256()
         head = {"dtype": str(self.inputs.dtype), "shape": list(self.inputs.shape), "classes": self.classes}
         sha.update(json.dumps(head).encode())

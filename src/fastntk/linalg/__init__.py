@@ -11,10 +11,11 @@ from fastntk.linalg.factor import Eigen, Factor, PrimalCholesky
 from fastntk.linalg.head_rows import HeadRows, Rows
 from fastntk.linalg.matrix_free import MatrixFree
 from fastntk.linalg.operators import DenseRows, FusedOperator, RowOperator, gram_product
+from fastntk.linalg.paired import Pair, SampledOperator, solve_pair
 from fastntk.linalg.probes import compress, compress_targets, output_probes
 from fastntk.linalg.sketch import LowRank, gram_error, nystrom
 from fastntk.linalg.solution import Solution
-from fastntk.linalg.solvers import SOLVERS, solve
+from fastntk.linalg.solvers import SOLVERS, decide, solve
 
 __all__ = [
     "SOLVERS",
@@ -29,17 +30,21 @@ __all__ = [
     "HeadRows",
     "LowRank",
     "MatrixFree",
+    "Pair",
     "PrimalCholesky",
     "RowOperator",
     "Rows",
+    "SampledOperator",
     "Solution",
     "bytes_of_routes",
     "choose",
     "compress",
     "compress_targets",
+    "decide",
     "gram_error",
     "gram_product",
     "nystrom",
     "output_probes",
     "solve",
+    "solve_pair",
 ]

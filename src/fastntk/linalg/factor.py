@@ -2,7 +2,7 @@
 
 LAPACK destroys one triangle of a symmetric matrix and leaves the other, so the original stays at hand (with
 its diagonal kept aside) for residuals, refinement and a second attempt. :class:`PrimalCholesky` goes first;
-where the matrix is not positive definite to rounding, :class:`Eigen` answers and says so. Not for matrices
+where the matrix is not positive definite to rounding, :class:`Eigen` takes over and says so. Not for matrices
 that do not fit in memory: see ``matrix_free``.
 """
 
@@ -197,7 +197,7 @@ class PrimalCholesky:
 
 @dataclass(frozen=True)
 class Eigen:
-    """Eigendecomposition of A: slower, about 8·d² bytes more, and able to answer for a singular system."""
+    """Eigendecomposition of A: slower, about 8·d² bytes more, and able to solve a singular system."""
 
     tol: float = 1e-10
 
@@ -220,18 +220,18 @@ class Eigen:
         # The most negative eigenvalue of what should be positive semi-definite shows how coarse A is,
         # also where A was summed in float32.
         noise = max(EPS * values.size * float(np.abs(values).max(initial=0.0)), -float(of_gram.min(initial=0.0)))
-        kept = (of_gram > noise) | (damping > noise)
+        resolved = (of_gram > noise) | (damping > noise)
         spectrum = np.maximum(of_gram, 0.0) + damping
-        inverse = np.where(kept, 1.0 / np.where(kept, spectrum, 1.0), 0.0)
-        used = spectrum[kept]
-        condition = float(used.max() / used.min()) if used.size else math.inf
-        message = why + _eigen_message(of_gram, kept, noise)
+        inverse = np.where(resolved, 1.0 / np.where(resolved, spectrum, 1.0), 0.0)
+        spread = spectrum[resolved]
+        condition = float(spread.max() / spread.min()) if spread.size else math.inf
+        message = why + _eigen_message(of_gram, resolved, noise)
         return EigenFactor(
             intact,
             vectors,
             inverse,
             condition,
-            int((~kept).sum()),
+            int((~resolved).sum()),
             self.tol,
             message,
             time.perf_counter() - started,
@@ -256,13 +256,13 @@ def not_finite() -> str:
     return "A = JᵀJ has NaN or infinite entries: look for them in the weights, the inputs and the Jacobian rows"
 
 
-def _eigen_message(of_gram: np.ndarray, kept: np.ndarray, noise: float) -> str:
-    dropped = int((~kept).sum())
+def _eigen_message(of_gram: np.ndarray, resolved: np.ndarray, noise: float) -> str:
+    dropped = int((~resolved).sum())
     negative = int((of_gram < 0).sum())
     parts = [f"solved by eigendecomposition ({negative} negative eigenvalues of A taken as 0)"]
     if dropped:
         parts.append(
-            f"{dropped} of {kept.size} directions lie below the rounding level {noise:.1e} and were left out "
+            f"{dropped} of {resolved.size} directions lie below the rounding level {noise:.1e} and were left out "
             "(minimum-norm solution); raise the damping to include them"
         )
     return "; ".join(parts)

@@ -70,6 +70,11 @@ class HeadRows:
         self.layout: Layout = head_layout(body.shape[1], body_columns, weight_columns=weight_columns, bias_columns=bias_columns)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype the rows are stored in."""
+        return self.body.dtype
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(n, C, d)."""
         return self.body.shape[0], self.body.shape[1], self.layout.d

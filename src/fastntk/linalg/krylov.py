@@ -125,6 +125,6 @@ def least_squares(
         if residual <= tol or used >= limit or not residual < last / 2:
             break
         last = residual
-        answer = lsmr(stacked, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - used, x0=y)
-        y, used, accuracy = answer[0], used + int(answer[2]), max(accuracy * 1e-3, 1e-16)
+        result = lsmr(stacked, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - used, x0=y)
+        y, used, accuracy = result[0], used + int(result[2]), max(accuracy * 1e-3, 1e-16)
     return scale * torch.from_numpy(y), used

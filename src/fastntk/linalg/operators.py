@@ -1,4 +1,4 @@
-"""What a Jacobian can be asked for, and the plainest thing that answers: rows held as one tensor.
+"""What a Jacobian can be asked for, and the plainest operator there is: rows held as one tensor.
 
 J has one row per (sample, class), stored as (n, C, d); A = JᵀJ is (d, d), Θ = JJᵀ is (n·C, n·C).
 
@@ -118,6 +118,11 @@ class DenseRows:
         self.tensor = tensor
         self.product_dtype = product_dtype
         self.layout = dense_layout(tensor.shape[1], tensor.shape[2], device=tensor.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype the rows are stored in."""
+        return self.tensor.dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:

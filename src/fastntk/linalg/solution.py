@@ -5,7 +5,7 @@
 ``status``: ``ok`` (residual within tolerance); ``inexact`` (it is not: read ``residual``); ``singular``
 (numerically rank-deficient: the value is the minimum-norm solution over the directions that could be told
 from rounding); ``failed`` (NaN or infinity in the system, or no convergence at all). A failed value is
-filled with NaN and not with zeros: a zero update would pass for an answer.
+filled with NaN and not with zeros: a zero update would pass for a result.
 """
 
 from __future__ import annotations

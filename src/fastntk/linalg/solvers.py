@@ -3,7 +3,7 @@
     w = (JᵀJ + λI)⁻¹ Jᵀ t
 
 Not for repeated solves with one matrix: keep a factor from :class:`PrimalCholesky` or :class:`Dual` for
-those.
+those. With and without some samples: :func:`fastntk.linalg.solve_pair`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastntk.base import memory
 from fastntk.base.errors import BudgetError, InputError, listing
-from fastntk.base.memory import available_memory
 from fastntk.linalg.choose import bytes_of_routes, choose, largest_sketch, refusal
 from fastntk.linalg.dual import Dual
 from fastntk.linalg.factor import Eigen, PrimalCholesky
-from fastntk.linalg.matrix_free import MatrixFree
+from fastntk.linalg.matrix_free import DEFAULT_RANK, MatrixFree
 from fastntk.linalg.operators import RowOperator, as_columns
 from fastntk.linalg.solution import Solution
 
 SOLVERS = ("auto", "primal", "eigen", "dual", "matrix-free", "cg", "lsmr")
 _ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
-# Of the memory available when no budget is given; the rest is for rows, the network and other processes.
-_SHARE = 0.7
 
 
 def solve(
@@ -42,18 +40,16 @@ def solve(
 ) -> Solution:
     """Solve (A + λI) w = Jᵀt for t (n, C) or (n, C, k) and absolute damping λ >= 0.
 
-    ``solver``: auto, primal, eigen, dual, matrix-free (= cg), cg, lsmr. ``memory_budget`` in bytes, None =
-    70 % of what is available. ``accumulate``: dtype A is summed in on the primal route; solves are float64
-    always. ``matrix_free`` sets preconditioner and iterations of the iterative routes (its method and tol
-    are taken from here). The message says what was chosen.
+    ``solver``: auto, primal, eigen, dual, matrix-free (= cg), cg, lsmr. ``memory_budget`` in bytes, None: see
+    :func:`fastntk.base.memory.memory_budget`. ``accumulate``: dtype A is summed in on the primal route; solves
+    are float64 always. ``matrix_free`` sets preconditioner and iterations of the iterative routes (its method
+    and tol are taken from here). The message says what was chosen.
     """
-    if solver not in SOLVERS:
-        raise InputError(f"solver must be one of {listing(SOLVERS)}, not {solver!r}")
     started = time.perf_counter()
     n, classes, d = operator.shape
     as_columns(targets, (n, classes), what="targets")
     settings = matrix_free or MatrixFree()
-    name, reason, rank = _decide(solver, n * classes, d, budget=memory_budget, itemsize=accumulate.itemsize, rank=settings.rank)
+    name, reason, rank = decide(solver, n * classes, d, budget=memory_budget, itemsize=accumulate.itemsize, rank=settings.rank)
     if name in ("primal", "eigen"):
         matrix = operator.gram(accumulate)
         method = PrimalCholesky(tol) if name == "primal" else Eigen(tol)
@@ -71,9 +67,16 @@ def solve(
     return replace(solution, seconds=time.perf_counter() - started, message=message)
 
 
-def _decide(solver: str, n_rows: int, d: int, *, budget: int | None, itemsize: int, rank: int) -> tuple[str, str, int]:
-    """Return the solver, the reason and the sketch rank that fits; a named solver is held to a given budget."""
-    allowed = int(_SHARE * available_memory()) if budget is None else budget
+def decide(
+    solver: str, n_rows: int, d: int, *, budget: int | None, itemsize: int = 8, rank: int = DEFAULT_RANK
+) -> tuple[str, str, int]:
+    """Return the solver, the reason (empty for a named one) and the sketch rank that fits.
+
+    A named solver is held to a budget that was given; ``auto`` is chosen within it, or within the usual share of memory.
+    """
+    if solver not in SOLVERS:
+        raise InputError(f"solver must be one of {listing(SOLVERS)}, not {solver!r}")
+    allowed = memory.memory_budget(budget)
     if solver == "auto":
         choice = choose(n_rows, d, allowed, itemsize=itemsize, rank=rank)
         return choice.solver, f"auto: {choice.reason}", choice.rank

@@ -9,35 +9,41 @@ Nothing here changes the model. Not for estimates themselves: see :mod:`fastntk.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.training.loop import batch_loss
-from fastntk.training.network import fast_layout
+from fastntk.training.network import fast_copy, fast_layout
 from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
 
 MATRIX = 768
 PATIENCE = 1.5
 """Seconds a single timing may take; slower networks are timed on fewer images."""
+PRODUCT_BYTES = 64_000_000
+"""Rows that products are timed on: more than a cache holds, as real ones are."""
+MANY = 5
+"""Columns of a product with several vectors; the softmax form fits its damping with so many at once."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Seconds per image of a forward pass, of its rows and of a training step; rates of the machine; bytes per image.
 
-    ``gemm32``, ``gemm64``, ``cholesky``: floating-point operations a second. ``read``: bytes a second in products with
-    stored rows. ``row_bytes``: live memory while making the rows of one image, the rows themselves not included.
-    ``dispatch``: seconds of one small tensor operation.
+    ``gemm32``, ``gemm64``, ``cholesky``: floating-point operations a second. ``read``, ``read_many``, ``replay``: bytes of
+    stored rows a second in JᵀJv with one and with five columns, and in a step of a replay. ``row_bytes``, ``step_bytes``: live
+    memory while making the rows of one image (the rows themselves not included) and in a training step. ``dispatch``: seconds of
+    one small tensor operation. What was not measured is NaN.
     """
 
     forward: float
@@ -50,10 +56,30 @@ class Calibration:
     read: float
     dispatch: float
     threads: int
+    read_many: float = math.nan
+    replay: float = math.nan
+    step_bytes: int = 0
 
     def details(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
-        return asdict(self)
+        """What was measured, ready for JSON."""
+        return {name: value for name, value in asdict(self).items() if math.isfinite(value)}
+
+
+def uncalibrated(engine: RowEngine | None, inputs: Tensor) -> Calibration:
+    """No times, only the memory that decides which route fits; counted, so the same on every call."""
+    unknown = math.nan
+    return Calibration(
+        forward=unknown,
+        rows=unknown,
+        step=unknown,
+        row_bytes=0 if engine is None else live_bytes_per_image(engine, inputs),
+        gemm32=unknown,
+        gemm64=unknown,
+        cholesky=unknown,
+        read=unknown,
+        dispatch=unknown,
+        threads=torch.get_num_threads(),
+    )
 
 
 class LiveBytes(TorchDispatchMode):
@@ -96,31 +122,44 @@ def _storages(items: Iterable[Any]) -> Iterable[torch.UntypedStorage]:
             yield from _storages(item)
 
 
-def calibrate(engine: RowEngine, samples: Samples, recipe: Recipe, *, chunk: int) -> Calibration:
-    """Measure, on the first samples; the engine has been checked and its model is in eval mode."""
-    inputs = fast_layout(engine.model, samples.inputs[: max(chunk, recipe.batch_size)])
-    labels = samples.labels[: len(inputs)].to(inputs.device)
-    parameters = list(engine.subset.parameters.values())
+def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
+    """Measure on the first samples: training steps always, rows and products where there is a (checked) engine."""
+    recipe = run.recipe or Recipe()
+    work = engine.model if engine is not None else fast_copy(run)
+    subset = engine.subset if engine is not None else run.subset.on(work)
+    inputs = fast_layout(work, run.data.inputs[: max(chunk, recipe.batch_size)])
+    labels = run.data.labels[: len(inputs)].to(inputs.device)
+    parameters = list(subset.parameters.values())
 
     def forward(size: int) -> None:
         with torch.no_grad():
-            logits(engine.model, inputs[:size])
+            logits(work, inputs[:size])
 
     def step(size: int) -> None:
-        loss = batch_loss(logits(engine.model, inputs[:size]), labels[:size], recipe)
+        loss = batch_loss(logits(work, inputs[:size]), labels[:size], recipe)
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
-    return Calibration(
+    with LiveBytes() as live:
+        step(min(2, len(inputs)))
+    known = replace(
+        uncalibrated(engine, inputs),
         forward=_per_image(forward, min(chunk, len(inputs))),
-        rows=_per_image(lambda size: engine.rows(inputs[:size]), min(chunk, len(inputs))),
         step=_per_image(step, min(recipe.batch_size, len(inputs))),
-        row_bytes=live_bytes_per_image(engine, inputs),
+        step_bytes=live.peak // min(2, len(inputs)),
+        dispatch=_best(lambda: torch.zeros(8), repeats=20),
+    )
+    if engine is None:
+        return known
+    products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=inputs.dtype)
+    return replace(
+        known,
+        rows=_per_image(lambda size: engine.rows(inputs[:size]), min(chunk, len(inputs))),
         gemm32=_gemm_rate(torch.float32),
         gemm64=_gemm_rate(torch.float64),
         cholesky=_cholesky_rate(),
-        read=_read_rate(),
-        dispatch=_best(lambda: torch.zeros(8), repeats=20),
-        threads=torch.get_num_threads(),
+        read=products["read"],
+        read_many=products["read_many"],
+        replay=products["replay"],
     )
 
 
@@ -162,6 +201,25 @@ def _cholesky_rate() -> float:
     return size**3 / 3.0 / _best(lambda: torch.linalg.cholesky(a), repeats=2)
 
 
-def _read_rate() -> float:
-    rows, vector = torch.rand(4096, 4096), torch.rand(4096)
-    return rows.nbytes / _best(lambda: rows @ vector, repeats=3)
+def _product_rates(engine: RowEngine, *, count: int, batch: int, dtype: torch.dtype) -> dict[str, float]:
+    """Bytes a second in products with rows of this engine's shape."""
+    classes, width = engine.classes, len(engine.body_columns)
+    images = max(1, min(count, PRODUCT_BYTES // max(classes * width * dtype.itemsize, 1)))
+    features = None if engine.weight_columns is None else torch.rand(images, int(engine.weight_columns.shape[1]), dtype=dtype)
+    rows = engine.assemble(torch.rand(images, classes, width, dtype=dtype), features)
+    rows.product_dtype = dtype
+    size = rows.body.nbytes + (0 if features is None else features.nbytes)
+    vectors = torch.rand(engine.subset.numel, MANY, dtype=torch.float64)
+    step = vectors[engine.body_columns, 0].to(dtype).requires_grad_()
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(0))
+
+    def replay() -> None:
+        for part in order.split(batch):
+            torch.autograd.grad((rows.body[part] @ step).square().sum(), step)
+
+    replay_seconds = _best(replay, repeats=2) if width else math.inf
+    return {
+        "read": size / _best(lambda: rows.gram_matvec(vectors[:, :1]), repeats=3),
+        "read_many": size / _best(lambda: rows.gram_matvec(vectors), repeats=2),
+        "replay": size / replay_seconds if width else math.inf,
+    }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from fastntk.auditing.record import Attack, Relearning
+from fastntk.auditing.record_figures import Attack, Relearning
 from fastntk.report.plots import LINE, bars
 from fastntk.report.svg import COLOUR, Plot, drawing, finish
 from fastntk.report.words import duration, figure, join, model_name

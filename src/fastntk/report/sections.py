@@ -9,19 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from fastntk.auditing.record import (
-    MODELS,
-    SETS,
-    Attack,
-    AuditRecord,
-    Distance,
-    Membership,
-    Places,
-    PopulationAttack,
-    Requirement,
-    SetCounts,
-    known,
-)
+from fastntk.auditing.record import AuditRecord, Requirement
+from fastntk.auditing.record_figures import MODELS, SETS, Attack, Distance, Membership, Places, PopulationAttack, SetCounts, known
 from fastntk.report.blocks import Section, Table, table
 from fastntk.report.evidence_plots import cost_bars, distance_bars, epochs, relearn_curves, roc_curves
 from fastntk.report.plots import accuracy_bars, loss_steps
@@ -221,8 +210,8 @@ def _ensemble_remark(attacks: Membership) -> tuple[str, ...]:
     lira = known(attacks.u_lira)
     if lira is None:
         return ()
-    made = lira.ensemble
-    return (f"U-LiRA used an ensemble of {made.size} {made.kind} models, made in {duration(made.seconds)}.",)
+    about = lira.ensemble
+    return (f"U-LiRA used an ensemble of {about.size} {about.kind} models, made in {duration(about.seconds)}.",)
 
 
 def _spread_remark(pairs: Mapping[str, Mapping[tuple[str, str], float]]) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastntk.auditing.record import MODELS, AuditRecord, JsonObject, Level, RequestSummary
+from fastntk.auditing.record import AuditRecord, JsonObject, Level, RequestSummary
+from fastntk.auditing.record_figures import MODELS
 from fastntk.base.errors import InputError
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs

@@ -68,7 +68,7 @@ def load_run(
 ) -> Run:
     """Read and verify a folder and rebuild its run; the model is in eval mode, all but the subset frozen.
 
-    ``samples``: the data of the run, compared with the digest in the manifest (:func:`source_samples` loads it again
+    ``samples``: the data of the run, compared with the digest in the manifest (``source_samples`` loads it again
     where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
     that ``build_model`` did not make; it is changed in place, and only after everything was checked.
     """

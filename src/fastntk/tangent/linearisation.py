@@ -8,6 +8,8 @@ are served from it.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import BudgetError, InputError
-from fastntk.base.memory import available_memory
+from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size
 from fastntk.linalg import HeadRows
 from fastntk.tangent import RowEngine, TangentOperator, checked_engine
@@ -28,8 +30,7 @@ from fastntk.training.run import Run
 
 Point = Literal["trained", "anchor", "midpoint"]
 RowsAt = Literal["auto", "memory", "disk", "stream"]
-MEMORY_SHARE = 0.5
-"""Of the memory available, what stored rows may take before another place is chosen or asked for."""
+Place = Literal["memory", "disk", "stream"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,9 @@ class Linearisation:
     """Rows of all of a run's samples at one point, and the true outputs there, at θ and at the anchor.
 
     ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
-    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``kept``: where
+    ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``place``: where
     the rows are: in memory, on disk (mapped), or nowhere (``stream``: made anew in each pass; no replay then).
+    ``engine``: who made them, on a working copy that stays at ``point``.
     """
 
     at: Point
@@ -46,7 +48,7 @@ class Linearisation:
     theta: Tensor
     anchor: Tensor
     rows: HeadRows | TangentOperator
-    kept: str
+    place: Place
     outputs: Tensor
     anchor_outputs: Tensor
     features: Tensor | None
@@ -54,6 +56,7 @@ class Linearisation:
     routes: dict[str, object]
     seconds: float
     digest: str
+    engine: RowEngine = field(repr=False)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
     """What methods work out once for all requests."""
 
@@ -77,36 +80,57 @@ def linearise_run(
     """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it.
 
     ``rows``: ``memory``; ``disk``, in ``folder``, resumable after a kill; ``stream``, never stored; ``auto``: disk if a folder
-    is given, else memory if the rows take at most half of ``memory_budget`` (default: what is available), else stream.
+    is given, else memory if the rows fit ``memory_budget`` (default: 70 % of what is available), else stream.
     """
     if at not in get_args(Point):
         raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
-    start = time.perf_counter()
     check_samples(run.model, run.data)
     work = fast_copy(run)
-    subset, inputs = run.subset.on(work), run.data.inputs
+    engine = checked_engine(work, run.subset.on(work), run.data.inputs)
+    place = _place(engine, len(run.data), rows, folder, memory_budget)
+    return linearise(run, engine, at=at, place=place, folder=folder, chunk=chunk)
+
+
+def linearise(
+    run: Run,
+    engine: RowEngine,
+    *,
+    at: Point,
+    place: Place,
+    folder: str | Path | None = None,
+    scratch: str | Path | None = None,
+    chunk: int | None = None,
+) -> Linearisation:
+    """The linearisation by an engine that was checked on a working copy of the run's model, with the rows where they are wanted.
+
+    Rows on disk without a ``folder`` are written to ``scratch`` (default: the system's folder for temporary files) and mapped;
+    their files are deleted at once, and the space is free again when the last who reads them is done.
+    """
+    start = time.perf_counter()
+    subset, inputs = engine.subset, run.data.inputs
     theta = run.subset.get()
     point = {"trained": theta, "anchor": run.anchor, "midpoint": (theta + run.anchor) / 2}[at]
-    engine = checked_engine(work, subset, inputs)
     outputs, features = engine.outputs(inputs)
     subset.set(run.anchor)
     anchor_outputs, anchor_features = engine.outputs(inputs)
     subset.set(point)
-    kept = _place(engine, len(inputs), rows, folder, memory_budget)
-    made: HeadRows | TangentOperator
-    if kept == "stream":
-        made = TangentOperator(work, subset, inputs, engine=engine)
-    elif kept == "disk" and folder is not None:
-        made = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
+    rows: HeadRows | TangentOperator
+    if place == "stream":
+        rows = TangentOperator(engine.model, subset, inputs, engine=engine)
+    elif place == "memory":
+        rows = rows_in_memory(engine, inputs, chunk=chunk)
     else:
-        made = rows_in_memory(engine, inputs, chunk=chunk)
+        with contextlib.ExitStack() as stack:
+            if folder is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".fastntk-rows-", dir=scratch))
+            rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
     return Linearisation(
         at=at,
         point=point,
         theta=theta,
         anchor=run.anchor.clone(),
-        rows=made,
-        kept=kept,
+        rows=rows,
+        place=place,
         outputs=outputs,
         anchor_outputs=anchor_outputs,
         features=features,
@@ -114,22 +138,21 @@ def linearise_run(
         routes=engine.routes,
         seconds=time.perf_counter() - start,
         digest=run.data.digest(),
+        engine=engine,
     )
 
 
-def _place(engine: RowEngine, n: int, rows: RowsAt, folder: str | Path | None, memory_budget: int | None) -> str:
+def _place(engine: RowEngine, n: int, rows: RowsAt, folder: str | Path | None, budget: int | None) -> Place:
     """Where the rows go, and a refusal where that cannot be."""
     if rows not in get_args(RowsAt):
         raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
-    if rows == "disk" and folder is None:
-        raise InputError("rows='disk' needs folder=..., where the rows are kept.")
     if rows == "auto" and folder is not None:
         return "disk"
     size = 4 * n * (engine.classes * len(engine.body_columns) + (engine.features or 0))
-    budget = memory_budget if memory_budget is not None else int(MEMORY_SHARE * available_memory())
-    if rows == "memory" and size > budget:
+    allowed = memory_allowed(budget)
+    if rows == "memory" and size > allowed:
         raise BudgetError(
-            f"The rows take {byte_size(size)}, the budget is {byte_size(budget)}: give rows='disk' with a folder, "
+            f"The rows take {byte_size(size)}, the budget is {byte_size(allowed)}: give rows='disk' with a folder, "
             "rows='stream' (fast-ntk only), or tune fewer parameters."
         )
-    return rows if rows != "auto" else "memory" if size <= budget else "stream"
+    return rows if rows != "auto" else "memory" if size <= allowed else "stream"

@@ -267,7 +267,7 @@ def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) ->
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
     """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype.
 
-    The model must be in eval mode. For large n·C·d use :func:`fastntk.tangent.in_memory`, which keeps the head's block
+    The model must be in eval mode. For large n·C·d use ``fastntk.tangent.linearise``, which keeps the head's block
     as features and can write to disk.
     """
     from fastntk.tangent.guards import checked_engine

@@ -1,4 +1,4 @@
-"""The one training loop: fine-tune the tuned subset of a network by a recipe.
+"""Fine-tune the tuned subset of a network by a recipe.
 
 The network stays in eval mode (dropout off, BatchNorm statistics frozen) unless the recipe says ``bn_stats="update"``.
 Retraining is the same call with ``keep``; nothing here knows about unlearning.
@@ -6,7 +6,6 @@ Retraining is the same call with ``keep``; nothing here knows about unlearning.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from fastntk.data import Samples
@@ -46,17 +45,13 @@ def train(
     parameters = list(subset.parameters.values())
     inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(samples.inputs.device)
 
-    def gradient(batch: Tensor) -> tuple[float, int]:
+    def loss(batch: Tensor) -> tuple[Tensor, int]:
         outputs = logits(model, inputs[batch])
-        loss = batch_loss(outputs, labels[batch], recipe)
-        grads = torch.autograd.grad(loss, parameters)
-        for parameter, grad in zip(parameters, grads):
-            parameter.grad = grad
-        return loss.item(), int((outputs.argmax(1) == labels[batch]).sum())
+        return batch_loss(outputs, labels[batch], recipe), int((outputs.argmax(1) == labels[batch]).sum())
 
     try:
         with training_mode(model, recipe):
-            return descend(parameters, gradient, recipe, count=len(samples), keep=keep, description=description)
+            return descend(parameters, loss, recipe, count=len(samples), keep=keep, description=description)
     finally:
         for parameter in parameters:
             parameter.grad = None

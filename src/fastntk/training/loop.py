@@ -1,6 +1,6 @@
 """The one descent that follows a recipe.
 
-``fit``, ``retrain`` and tangent replay all call :func:`descend`; they differ only in how a batch's gradient is made.
+``fit``, ``retrain`` and tangent replay all call :func:`descend`; they differ only in how a batch's loss is computed.
 So whatever separates their results is the data or the model, never the batch order or the optimiser.
 
 Batch order: for each epoch one permutation of *all* n samples drawn from (seed, epoch), cut into batches. Samples that
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.base.errors import DivergedError
 from fastntk.base.progress import track
 from fastntk.training.recipe import Recipe
+from fastntk.training.step import Gradient, Stepper
 
 
 def epoch_batches(count: int, recipe: Recipe, epoch: int, *, keep: Tensor | None = None) -> Iterator[Tensor]:
@@ -66,7 +66,7 @@ class Resume:
 
 def descend(
     parameters: Sequence[Tensor],
-    gradient: Callable[[Tensor], tuple[float, int]],
+    loss: Callable[[Tensor], tuple[Tensor, int]],
     recipe: Recipe,
     *,
     count: int,
@@ -75,51 +75,51 @@ def descend(
     anchor: Sequence[Tensor] | None = None,
     resume: Resume | None = None,
     watch: Callable[[int, torch.optim.Optimizer], None] | None = None,
+    gradient: Gradient | None = None,
 ) -> list[dict[str, float]]:
     """Follow the recipe from the parameters' present values; return the history.
 
-    Weight decay pulls towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with
-    a given optimiser state. ``watch(epoch, optimizer)`` is called before each epoch.
-
-    ``gradient(batch)`` sets ``.grad`` of every parameter to that of the batch's mean loss, and returns the loss and the
-    number of right answers. Raises :class:`InputError` where the loss stops being finite.
+    ``loss(batch)`` returns the batch's mean loss, with its graph, and the number of correct predictions. Weight decay pulls
+    towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with a given optimiser
+    state. ``watch(epoch, optimizer)`` is called before each epoch. ``gradient``: for a loss that is a function of other tensors
+    than the parameters, see :class:`Stepper`. Raises :class:`DivergedError` where the loss stops being finite.
     """
-    pull = [parameter.detach().clone() for parameter in parameters] if anchor is None else list(anchor)
     optimizer = _optimizer(parameters, recipe)
     first = 0
     if resume is not None:
         first = resume.epoch
         optimizer.load_state_dict(copy.deepcopy(resume.state))
     per_epoch = math.ceil(count / recipe.batch_size)
-    steps, step = recipe.epochs * per_epoch, first * per_epoch
+    steps = recipe.epochs * per_epoch
+    stepper = Stepper(
+        parameters,
+        optimizer,
+        rate=lambda step: learning_rate(recipe, step, steps),
+        anchor=[parameter.detach().clone() for parameter in parameters] if anchor is None else anchor,
+        weight_decay=recipe.weight_decay,
+        diverged=lambda value: (
+            f"The loss became {value} in epoch {first + len(history) + 1} of {recipe.epochs}: training diverged. "
+            f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
+        ),
+        gradient=gradient,
+        taken=first * per_epoch,
+    )
     history: list[dict[str, float]] = []
     for epoch in track(range(first, recipe.epochs), description):
         if watch is not None:
             watch(epoch, optimizer)
-        start, total, right, seen = time.perf_counter(), 0.0, 0, 0
+        start, total, correct, seen = time.perf_counter(), 0.0, 0, 0
         for batch in epoch_batches(count, recipe, epoch, keep=keep):
-            rate = learning_rate(recipe, step, steps)
-            step += 1
             if len(batch) == 0:
+                stepper.skip()
                 continue
-            loss, correct = gradient(batch)
-            if not math.isfinite(loss):
-                raise DivergedError(
-                    f"The loss became {loss} in epoch {epoch + 1} of {recipe.epochs}: training diverged. "
-                    f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
-                )
-            for parameter, start_value in zip(parameters, pull):
-                assert parameter.grad is not None
-                parameter.grad.add_(parameter.detach() - start_value, alpha=recipe.weight_decay)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            total, right, seen = total + loss * len(batch), right + correct, seen + len(batch)
+            mean, right = loss(batch)
+            total, correct, seen = total + stepper.step(mean) * len(batch), correct + right, seen + len(batch)
         history.append(
             {
                 "epoch": epoch + 1,
                 "loss": total / max(seen, 1),
-                "accuracy": right / max(seen, 1),
+                "accuracy": correct / max(seen, 1),
                 "seconds": time.perf_counter() - start,
             }
         )

@@ -24,6 +24,7 @@ from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
 from fastntk.models.build import CIFAR_NAMES, build_model
 from fastntk.models.forward import logits
+from fastntk.training.step import Stepper
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -113,22 +114,27 @@ def _train(model: nn.Module, samples: LabelledImages, *, epochs: int, lr: float,
     # cycle_momentum would move the momentum as well; the recipe keeps it.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=epochs * steps + 1, cycle_momentum=False)
     generator = torch.Generator().manual_seed(seed)
-    history = []
+    history: list[Epoch] = []
+    stepper = Stepper(
+        list(model.parameters()),
+        optimizer,
+        diverged=lambda value: (
+            f"The loss became {value} in epoch {len(history) + 1} of {epochs}: training diverged. "
+            f"Lower the learning rate (lr={lr})."
+        ),
+    )
     model.train()
     for number in range(epochs):
-        loss_sum, right = 0.0, 0
+        loss_sum, correct = 0.0, 0
         order = torch.split(torch.randperm(count, generator=generator), batch_size)
         for batch in track(order, f"epoch {number + 1} of {epochs}"):
             labels = samples.labels[batch].long()
             outputs = logits(model, augment(samples.inputs[batch], generator=generator))
             loss = F.cross_entropy(outputs, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss_sum += stepper.step(loss) * len(batch)
             schedule.step()
-            loss_sum += float(loss.detach()) * len(batch)
-            right += int((outputs.detach().argmax(dim=1) == labels).sum())
-        history.append(Epoch(loss=loss_sum / count, accuracy=right / count))
+            correct += int((outputs.detach().argmax(dim=1) == labels).sum())
+        history.append(Epoch(loss=loss_sum / count, accuracy=correct / count))
     model.eval()
     return tuple(history)
 

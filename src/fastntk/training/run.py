@@ -55,14 +55,14 @@ class Run:
         return self.samples
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run to a new folder, atomically: see :func:`fastntk.storage.runs.save_run`."""
+        """Write the run to a new folder, atomically: see ``fastntk.save_run``."""
         from fastntk.storage.runs import save_run
 
         return save_run(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
-        """Read and verify a folder: see :func:`fastntk.storage.runs.load_run`."""
+        """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.storage.runs import load_run
 
         return load_run(Path(folder), samples=samples, model=model)

@@ -38,7 +38,7 @@ def save_tuned(subset: Subset, path: str | Path, *, overwrite: bool = False) -> 
 
 @torch.no_grad()
 def load_tuned(model: nn.Module, path: str | Path) -> nn.Module:
-    """Attach the prompts that a file of :func:`save_tuned` holds, write its values into the model, and return the model.
+    """Attach the prompts that a file of ``save_tuned`` holds, write its values into the model, and return the model.
 
     The model has to be the architecture the file was made with, with the same frozen weights (they are not in the
     file, so this cannot be checked). A file that does not fit is refused before anything is written.

@@ -1,21 +1,60 @@
-"""Unlearning: the corrected closed form, tangent replay, retraining, the baselines people compare with, and their tuning."""
+"""Unlearning: ``plan`` and ``unlearn``, the methods behind them, and the tuning of baselines.
 
-from fastntk.tangent.linearisation import Linearisation, linearise_run
-from fastntk.unlearning.api import unlearn
-from fastntk.unlearning.baseline_tuning import SEARCH_SPACES, TunedBaseline, tune_baseline
-from fastntk.unlearning.registry import METHODS
-from fastntk.unlearning.rehearsal import Rehearsal, rehearse
-from fastntk.unlearning.result import Unlearned
+Names are imported on first use, so that the registry can list the methods without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastntk.unlearning.api import plan, prepare, unlearn
+    from fastntk.unlearning.baseline_tuning import TunedBaseline, tune_baseline
+    from fastntk.unlearning.method import Method, Outcome
+    from fastntk.unlearning.registry import METHODS, register, unregister
+    from fastntk.unlearning.rehearsal import Rehearsal, rehearse
+    from fastntk.unlearning.result import Unlearned
+    from fastntk.unlearning.task import Task
 
 __all__ = [
     "METHODS",
-    "SEARCH_SPACES",
-    "Linearisation",
+    "Method",
+    "Outcome",
     "Rehearsal",
+    "Task",
     "TunedBaseline",
     "Unlearned",
-    "linearise_run",
+    "plan",
+    "prepare",
+    "register",
     "rehearse",
     "tune_baseline",
     "unlearn",
+    "unregister",
 ]
+
+_HOMES = {
+    "METHODS": "registry",
+    "Method": "method",
+    "Outcome": "method",
+    "Rehearsal": "rehearsal",
+    "Task": "task",
+    "TunedBaseline": "baseline_tuning",
+    "Unlearned": "result",
+    "plan": "api",
+    "prepare": "api",
+    "register": "registry",
+    "rehearse": "rehearsal",
+    "tune_baseline": "baseline_tuning",
+    "unlearn": "api",
+    "unregister": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastntk.unlearning' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fastntk.unlearning.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

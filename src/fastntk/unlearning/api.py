@@ -1,87 +1,228 @@
-"""``unlearn``: from a request to a new model, by a named method.
+"""``plan`` and ``unlearn``: from a request to a new model, by a named method and a route that is decided before any work.
 
-Request → split → method → new tuned vector → fresh copy of the model → evidence. The run is never written to. Chained requests
-are computed from the run itself with everything forgotten so far, so one linearisation, one λ and one scale serve them all,
-and the order of requests does not matter.
+Request → split → plan → method along the plan's route → new tuned vector → fresh copy of the model → evidence. The run is never
+written to. Chained requests are computed from the run itself with everything forgotten so far, so one linearisation, one λ and
+one scale serve them all, and the order of requests does not matter.
 """
 
 from __future__ import annotations
 
-import inspect
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastntk.base.errors import InputError
+from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.data import ForgetRequest, Split
+from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
+from fastntk.planning.route import Rows
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
-from fastntk.unlearning.registry import METHODS
+from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions
+from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
+
+Names = Sequence[int | str] | None
 
 
 def unlearn(
     run: Run | Unlearned,
     *,
-    classes: Sequence[int | str] | None = None,
-    ids: Sequence[int | str] | None = None,
+    classes: Names = None,
+    ids: Names = None,
     method: str = "fast-ntk",
     linearisation: Linearisation | None = None,
+    plan: Plan | None = None,
     **options: Any,
 ) -> Unlearned:
     """Make a copy of the run's model that behaves as if it had never seen the samples named.
 
     ``classes``: labels (int) or class names (str); ``ids``: sample ids; both together mean either. ``run`` may be an earlier
     result: its request is then extended, from the same linearisation. ``linearisation``: one from
-    :func:`linearise_run`, to serve several requests. ``options`` are those of the method: an unknown one is refused with
-    the list of known ones.
+    ``linearise_run``, to serve several requests. ``plan``: one that ``fastntk.plan`` made for this request, whose route is
+    taken; without it one is made. ``options`` are those of the method: an unknown one is refused with the list of known ones.
     """
+    job = prepare(run, classes=classes, ids=ids, method=method, linearisation=linearisation, plan=plan, options=options)
+    return job.execute()
+
+
+def plan(
+    run: Run,
+    *,
+    classes: Names = None,
+    ids: Names = None,
+    method: str | Sequence[str] | None = None,
+    memory_budget: int | None = None,
+    disk_budget: int | None = None,
+    chunk: int | None = None,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Plan:
+    """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
+
+    ``method``: one or several; None means every method that works on rows. ``options``: those of the one method. Budgets are in
+    bytes; None means 70 % of the memory available and 90 % of the free disk where the rows would go (``folder``, or the system's
+    folder for temporary files). Without classes and ids, Retrain is counted with all samples.
+    """
+    names = [method] if isinstance(method, str) else list(method or with_rows())
+    if options and len(names) != 1:
+        raise InputError(f"options ({', '.join(options)}) go with one method; give method=... as well.")
+    methods = [find_method(name) for name in names]
+    given = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
+    rows = RowOptions(**{**given, **{name: value for name, value in options.items() if name in ROW_OPTIONS}})
+    split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
+    task = Task(run, split, row_options=rows)
+    made = _plan(task, {each: each.checked(options) for each in methods}, measured=True)
+    if not made.chosen:
+        made.route(names[0])
+    return made
+
+
+def with_rows() -> list[str]:
+    """Methods that work on rows: what a plan compares with Retrain unless told otherwise."""
+    return [name for name, method in METHODS.items() if "rows" in method.needs]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A request that was checked and planned, ready to be executed: what was planned is what runs."""
+
+    method: Method
+    options: dict[str, Any]
+    task: Task
+    plan: Plan
+    previous: Unlearned | None
+    started: float
+
+    def execute(self) -> Unlearned:
+        """Do it."""
+        task, origin = self.task, self.task.run
+        task.route = self.plan.route(self.method.name)
+        own = {name: value for name, value in self.options.items() if name not in ROW_OPTIONS}
+        outcome = self.method.run(task, **own)
+        model = working_copy(origin)
+        model.train(origin.model.training)
+        origin.subset.on(model).set(outcome.vector)
+        details = {
+            "method": self.method.name,
+            "summary": self.method.summary,
+            "options": {name: str(value) if isinstance(value, Path) else value for name, value in self.options.items()},
+            "request": _request_details(origin, task.split, self.previous),
+            **outcome.details,
+            **renew_statistics(origin, model, task.split),
+            "outside_subset": outside_report(origin),
+            "seconds": task.stages | {"total": time.perf_counter() - self.started},
+            "peak_memory_bytes": _peak_memory(),
+        }
+        start = self.previous.subset.get() if self.previous else origin.subset.get()
+        return Unlearned(
+            run=origin,
+            model=model,
+            delta=outcome.vector - start,
+            method=self.method.name,
+            split=task.split,
+            seconds=time.perf_counter() - self.started,
+            details=details,
+            linearisation=task.linearisation,
+        )
+
+
+def prepare(
+    run: Run | Unlearned,
+    *,
+    classes: Names = None,
+    ids: Names = None,
+    method: str = "fast-ntk",
+    linearisation: Linearisation | None = None,
+    plan: Plan | None = None,
+    options: dict[str, Any] | None = None,
+    measured: bool = False,
+) -> Job:
+    """Check a request and plan it; ``measured`` adds times, from a calibration of a few seconds."""
     previous = run if isinstance(run, Unlearned) else None
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
-    call = METHODS.get(method)
-    if call is None:
-        raise InputError(f"Unknown method {method!r}: choose one of {', '.join(METHODS)}.")
-    _check_options(method, call, options)
+    chosen = find_method(method)
+    asked = chosen.checked(options or {})
     started = time.perf_counter()
     split = _resolve(origin, previous, classes, ids)
-    task = Task(origin, split, linearisation or (previous.linearisation if previous else None))
-    outcome = call(task, **options)
-    model = working_copy(origin)
-    model.train(origin.model.training)
-    subset = origin.subset.on(model)
-    subset.set(outcome.vector)
-    kept = origin.data.subset(split.retain)
-    details = {
-        "method": method,
-        "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "request": _request_details(origin, split, previous),
-        **outcome.details,
-        **renew_statistics(origin, model, kept),
-        "outside_subset": outside_report(origin),
-        "seconds": task.stages | {"total": time.perf_counter() - started},
-        "peak_memory_bytes": _peak_memory(),
-    }
-    start = previous.subset.get() if previous else origin.subset.get()
-    return Unlearned(
-        run=origin,
-        model=model,
-        delta=outcome.vector - start,
-        method=method,
-        split=split,
-        seconds=time.perf_counter() - started,
-        details=details,
-        linearisation=task.linearisation,
+    if "recipe" in chosen.needs and origin.recipe is None:
+        _ = Task(origin, split).recipe  # says what to do without one
+    rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
+    task = Task(origin, split, _usable(linearisation or (previous.linearisation if previous else None), origin, rows), rows)
+    if plan is None:
+        plan = _plan(task, {chosen: asked}, measured=measured)
+    elif (plan.sizes.samples, plan.sizes.retain) != (len(origin.data), len(split.retain)):
+        raise InputError("This plan was made for another run or request: make one with fastntk.plan for this one.")
+    plan.route(chosen.name)
+    return Job(chosen, asked, task, plan, previous, started)
+
+
+def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) -> Plan:
+    """Routes of these methods with these options, judged by the budgets; the engine is made only where one needs it."""
+    run, rows = task.run, task.row_options
+    engine = task.engine if any({"rows", "engine"} & method.needs for method in methods) else None
+    sizes = sizes_of(run, task.split, engine, chunk=rows.chunk)
+    speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.data.inputs)
+    memory = memory_allowed(rows.memory_budget)
+    disk = disk_budget(rows.disk_budget, rows.folder or rows.scratch)
+    routes = [
+        route
+        for method, options in methods.items()
+        for route in method.cost(
+            Problem(
+                method=method.name,
+                sizes=sizes,
+                speed=speed,
+                options=method.filled(options),
+                given=frozenset(options),
+                recipe=run.recipe,
+                places=_places(task),
+                ready=task.linearisation is not None,
+                whole_classes=_only_whole_classes(run, task.split),
+                memory=memory,
+            )
+        )
+    ]
+    epochs = None if run.recipe is None else run.recipe.epochs
+    return make_plan(
+        sizes, speed, routes, memory=memory, disk=disk, epochs=epochs, engine={} if engine is None else engine.routes
     )
 
 
-def _resolve(run: Run, previous: Unlearned | None, classes: Sequence[int | str] | None, ids: Sequence[int | str] | None) -> Split:
+def _places(task: Task) -> tuple[Rows, ...]:
+    """Where rows may be, in order of preference."""
+    if task.linearisation is not None:
+        return (task.linearisation.place,)
+    asked = task.row_options
+    if asked.rows != "auto":
+        return (asked.rows,)
+    return ("disk",) if asked.folder is not None else ("memory", "disk", "stream")
+
+
+def _usable(linearisation: Linearisation | None, run: Run, rows: RowOptions) -> Linearisation | None:
+    """The linearisation handed in, if it is of this run and at the point asked for."""
+    if linearisation is None or linearisation.at != rows.at:
+        return None
+    linearisation.check_run(run)
+    return linearisation
+
+
+def _only_whole_classes(run: Run, split: Split) -> bool:
+    labels = run.data.labels.cpu()[split.forget]
+    return len(labels) > 0 and bool(torch.isin(labels, torch.tensor(split.whole_classes, dtype=labels.dtype)).all())
+
+
+def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -> Split:
     """The request's split, with what earlier requests forgot added."""
     request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
     split = request.resolve(run.data, allow_empty=True)
@@ -104,14 +245,6 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict
         "ids_digest": run.data.subset(split.forget).ids_digest() if len(split.forget) else None,
         "chained": previous is not None,
     }
-
-
-def _check_options(method: str, call: Callable[..., Outcome], options: dict[str, Any]) -> None:
-    known = [name for name in inspect.signature(call).parameters if name != "task"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        accepted = ", ".join(known) or "none"
-        raise InputError(f"Method {method!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
 
 
 def _peak_memory() -> int:

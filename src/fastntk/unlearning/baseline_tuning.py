@@ -6,7 +6,6 @@ trial with the least score wins, the earlier one of equals. How a trial is score
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,21 +18,8 @@ from fastntk.base.progress import track
 from fastntk.data import ForgetRequest
 from fastntk.training.run import Run
 from fastntk.unlearning.api import unlearn
-from fastntk.unlearning.registry import METHODS
+from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
-
-RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-SEARCH_SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "max-loss": {"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
-    "random-label": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
-    "fine-tune": {"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
-    "neggrad+": {"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
-    "scrub": {"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
-    "ssd": {"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
-    "salun": {"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
-    "fisher": {"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
-}
-"""For each baseline, the values of its options that are tried; a space is the product of its axes."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +55,8 @@ def tune_baseline(
 ) -> TunedBaseline:
     """Choose a baseline's options for a request by ``budget`` trials, without the hold-out set and without Retrain.
 
-    ``rehearsal``: one from :func:`rehearse` for this run and request, so that several methods share its one training
-    (``validation`` is then its own). ``grid``: axes to try in place of ``SEARCH_SPACES[method]``; the defaults then get no trial.
+    ``rehearsal``: one from ``rehearse`` for this run and request, so that several methods share its one training
+    (``validation`` is then its own). ``grid``: axes to try in place of the method's search space; the defaults get no trial then.
     ``seed`` decides the validation draw and which candidates are tried. A trial that fails is kept with its reason, no score.
     """
     candidates = _candidates(method, grid, budget=budget, seed=seed)
@@ -106,15 +92,13 @@ def _trial(rehearsal: Rehearsal, method: str, options: dict[str, Any]) -> dict[s
 
 def _candidates(method: str, grid: Mapping[str, Sequence[Any]] | None, *, budget: int, seed: int) -> list[dict[str, Any]]:
     """``budget`` different sets of options: the defaults first, unless a grid was given."""
-    space = grid if grid is not None else SEARCH_SPACES.get(method)
-    if space is None:
+    space: Mapping[str, Sequence[Any]] = grid if grid is not None else METHODS[method].search_space if method in METHODS else {}
+    if grid is None and not space:
         raise InputError(f"No search space for method {method!r}: give grid={{option: values}}, or tune one of {_known()}.")
-    known = inspect.signature(METHODS[method]).parameters if method in METHODS else {}
-    unknown = [name for name in space if name not in known or name == "task"]
+    known = find_method(method).options
+    unknown = [name for name in space if name not in known]
     if unknown or not space or not all(space.values()):
-        raise InputError(
-            f"grid: {method!r} takes {', '.join(list(known)[1:]) or 'nothing'}, each with a value or more; got {space!r}."
-        )
+        raise InputError(f"grid: {method!r} takes {', '.join(known) or 'nothing'}, each with a value or more; got {space!r}.")
     every = [dict(zip(space, values)) for values in itertools.product(*space.values())]
     defaults = [] if grid is not None else [{name: known[name].default for name in space}]
     others = [options for options in every if options not in defaults]
@@ -126,4 +110,4 @@ def _candidates(method: str, grid: Mapping[str, Sequence[Any]] | None, *, budget
 
 
 def _known() -> str:
-    return ", ".join(SEARCH_SPACES)
+    return ", ".join(name for name, method in METHODS.items() if method.search_space)

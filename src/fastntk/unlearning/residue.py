@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.digest import tensor_digest
-from fastntk.data import Samples
+from fastntk.data import Samples, Split
 from fastntk.models import card_of, logits
 from fastntk.training.run import Run
 
@@ -66,12 +66,13 @@ def statistics_updated(run: Run) -> bool | None:
     )
 
 
-def renew_statistics(run: Run, model: nn.Module, retained: Samples) -> dict[str, Any]:
+def renew_statistics(run: Run, model: nn.Module, split: Split) -> dict[str, Any]:
     """Estimate BatchNorm statistics of ``model`` anew, from the retained samples, where they were updated; say so."""
     updated = statistics_updated(run)
     if not updated:
         known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
         return {"batch_norm_statistics": known}
+    retained = run.data.subset(split.retain)
     estimate_statistics(model, retained)
     return {"batch_norm_statistics": "estimated anew from the retained samples", "samples": len(retained)}
 

@@ -1,39 +1,38 @@
-"""What every unlearning method is given and gives back.
-
-A method is a function ``method(task, *, option=default, …) -> Outcome``: it reads the run and the split from the task, works on
-copies, and returns the new tuned vector. :func:`fastntk.unlearning.unlearn` makes a model of it.
-"""
+"""What every method is given: the run, the split, the route to take, and one checked engine for all that looks at the network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError
 from fastntk.data import Split
-from fastntk.tangent.linearisation import Linearisation, Point, linearise_run
+from fastntk.planning import Route
+from fastntk.tangent import RowEngine, checked_engine
+from fastntk.tangent.linearisation import Linearisation, linearise
+from fastntk.training.network import check_samples, fast_copy
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.unlearning.method import RowOptions
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
-    """What a method is given."""
+    """A request on a run. ``stages``: seconds by stage, filled in as they pass."""
 
     run: Run
     split: Split
-    linearisation: Linearisation | None
+    linearisation: Linearisation | None = None
+    row_options: RowOptions = field(default_factory=RowOptions)
+    route: Route | None = None
     stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def keep(self) -> Tensor:
         """True for samples that stay, (n,)."""
-        mask = torch.ones(len(self.run.data), dtype=torch.bool)
-        mask[self.split.forget] = False
-        return mask
+        return self.split.keep
 
     @property
     def recipe(self) -> Recipe:
@@ -45,19 +44,29 @@ class Task:
             )
         return self.run.recipe
 
-    def linearised(self, at: Point, **options: Any) -> Linearisation:
-        """The linearisation that was handed in, or a new one."""
-        if self.linearisation is None or self.linearisation.at != at:
-            self.linearisation = linearise_run(self.run, at=at, **options)
+    @cached_property
+    def engine(self) -> RowEngine:
+        """The engine on a working copy of the run's model, guarded once; that of the linearisation where there is one."""
+        if self.linearisation is not None:
+            return self.linearisation.engine
+        check_samples(self.run.model, self.run.data)
+        work = fast_copy(self.run)
+        return checked_engine(work, self.run.subset.on(work), self.run.data.inputs)
+
+    def linearised(self) -> Linearisation:
+        """The linearisation that was handed in, or a new one by the route."""
+        asked = self.row_options
+        if self.linearisation is None:
+            assert self.route is not None
+            assert self.route.rows != "none"
+            self.linearisation = linearise(
+                self.run,
+                self.engine,
+                at=asked.at,
+                place=self.route.rows,
+                folder=asked.folder,
+                scratch=asked.scratch,
+                chunk=asked.chunk,
+            )
             self.stages["rows"] = self.linearisation.seconds
-        else:
-            self.linearisation.check_run(self.run)
         return self.linearisation
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a method gives back: the new tuned vector (d,), and details."""
-
-    vector: Tensor
-    details: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What both linearised methods do with their step Δ: check it on the network, shorten it where that disagrees, and report."""
+"""What the linearised methods do with their update Δ: check it on the network, shorten it where that disagrees, and report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError
 from fastntk.tangent.linearisation import Linearisation
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.method import Outcome
+from fastntk.unlearning.task import Task
 from fastntk.unlearning.validity import check_step
 
 
-def stepped(
+def checked_update(
     task: Task,
     lin: Linearisation,
     delta: Tensor,
@@ -29,7 +30,7 @@ def stepped(
     if not torch.isfinite(delta).all():
         raise InputError("The update is not finite: raise the damping, or check the inputs and weights for NaN.")
     length = 1.0
-    details["rows"] = lin.routes | {"at": lin.at, "kept": lin.kept}
+    details["rows"] = lin.routes | {"at": lin.at, "kept": lin.place}
     if validate and bool((delta != 0).any()):
         started = time.perf_counter()
         length, details["validity"] = check_step(task.run, lin, task.split, delta, predicted, miss=miss)

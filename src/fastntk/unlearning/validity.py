@@ -23,7 +23,7 @@ from torch import Tensor
 from fastntk.data import Split
 from fastntk.tangent import TangentOperator
 from fastntk.tangent.linearisation import Linearisation
-from fastntk.training.network import predict, working_copy
+from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.tuning import Subset
 
@@ -54,31 +54,35 @@ def check_step(
     """
     if predicted is None:
         predicted = lambda batch: linearisation.outputs[batch] + linearisation.rows.subset(batch).matvec(delta)
-    work = working_copy(run)
-    subset = run.subset.on(work)
+    engine = linearisation.engine
+    work, subset = engine.model, engine.subset
     sets: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for name, indices in (("retain", split.retain), ("forget", split.forget)):
         if len(indices):
             some = _some(indices)
             sets[name] = (run.data.inputs[some], linearisation.outputs[some], predicted(some))
-    probe = _probe(run, split)
-    if probe is not None:
-        operator = TangentOperator(work, subset, probe)
-        now = predict(work, probe)
-        sets["probe"] = (probe, now, now + operator.matvec(delta))
+    try:
+        subset.set(linearisation.theta)
+        probe = _probe(run, split)
+        if probe is not None:
+            operator = TangentOperator(work, subset, probe, engine=engine)
+            now = predict(work, probe)
+            sets["probe"] = (probe, now, now + operator.matvec(delta))
 
-    def errors(length: float) -> dict[str, float]:
-        subset.set(linearisation.theta + length * delta)
-        return {name: _error(predict(work, inputs), then, expected) for name, (inputs, then, expected) in sets.items()}
+        def errors(length: float) -> dict[str, float]:
+            subset.set(linearisation.theta + length * delta)
+            return {name: _error(predict(work, inputs), then, expected) for name, (inputs, then, expected) in sets.items()}
 
-    by_length = {1.0: errors(1.0)}
-    chosen = 1.0
-    if max(by_length[1.0].values(), default=0.0) > SEARCH:
-        for length in LENGTHS[1:]:
-            by_length[length] = errors(length)
-        chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
+        by_length = {1.0: errors(1.0)}
+        chosen = 1.0
+        if max(by_length[1.0].values(), default=0.0) > SEARCH:
+            for length in LENGTHS[1:]:
+                by_length[length] = errors(length)
+            chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
+        before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
+    finally:
+        subset.set(linearisation.point)  # the engine's copy stays where its rows were taken
     final = by_length[chosen]
-    before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
     reasons = []
     if final.get("retain", 0.0) > RETRAIN:
         reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")

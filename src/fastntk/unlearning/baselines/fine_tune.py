@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 
 from fastntk.base.progress import track
+from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
+from fastntk.unlearning.baselines.common.costs import count_of
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import checked
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 
 def fine_tune(
@@ -30,3 +33,17 @@ def fine_tune(
         for batch in batches(retain, batch_size, descent.retain_draws):
             descent.step(descent.loss(batch))
     return descent.outcome(options)
+
+
+def _cost(problem: Problem) -> list[Route]:
+    epochs, batch = count_of(problem, "epochs"), count_of(problem, "batch_size")
+    return [problem.passes(epochs * problem.sizes.retain, batch=batch)]
+
+
+METHOD = Method(
+    name="fine-tune",
+    summary="further training on the retained samples alone",
+    run=fine_tune,
+    cost=_cost,
+    search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
+)

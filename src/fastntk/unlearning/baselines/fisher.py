@@ -10,10 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastntk.planning import Problem, Route
+from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 
 def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0) -> Outcome:
@@ -36,3 +39,17 @@ def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0)
 def noise_deviation(diagonal: Tensor, *, alpha: float, clip: float) -> Tensor:
     """min(α·F^(−1/4), clip), (d,); parameters with F = 0 get the clip, unless α is 0."""
     return (alpha * diagonal.clamp(min=torch.finfo(diagonal.dtype).tiny).pow(-0.25)).clamp(max=clip)
+
+
+def _cost(problem: Problem) -> list[Route]:
+    return [gradients_route(problem, samples=problem.sizes.retain, vectors=problem.sizes.classes)]
+
+
+METHOD = Method(
+    name="fisher",
+    summary="noise on the parameters, most where the retained samples need them least",
+    run=fisher,
+    cost=_cost,
+    needs=frozenset({"engine"}),
+    search_space={"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
+)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 
 from fastntk.base.progress import track
+from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
+from fastntk.unlearning.baselines.common.costs import RATES, count_of, paired_passes
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, endless, unmoved
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import UNIT, checked
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 
 def neggrad_plus(
@@ -42,3 +45,17 @@ def neggrad_plus(
                 objective = objective - (1 - alpha) * descent.loss(next(forget))
             descent.step(objective)
     return descent.outcome(options)
+
+
+def _cost(problem: Problem) -> list[Route]:
+    epochs, batch = count_of(problem, "epochs"), count_of(problem, "batch_size")
+    return [problem.passes(epochs * (problem.sizes.retain + paired_passes(problem)), batch=batch)]
+
+
+METHOD = Method(
+    name="neggrad+",
+    summary="training that lowers the loss of the retained samples and raises that of the forgotten ones",
+    run=neggrad_plus,
+    cost=_cost,
+    search_space={"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
+)

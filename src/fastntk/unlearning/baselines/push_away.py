@@ -2,7 +2,7 @@
 
 ``max-loss`` ascends their loss; ``random-label`` descends their loss under labels drawn uniformly from the other classes. Neither
 has an end of its own: ascent goes on until the weights overflow. Unless told how many epochs, both stop after the first at whose
-end no forgotten sample is named right.
+end no forgotten sample is classified correctly.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from torch import nn
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.models import logits
+from fastntk.planning import Problem, Route
 from fastntk.training.network import eval_mode, fast_layout, predict, working_copy
+from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.baselines.common.costs import count_of
+from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.task import Task
 
+TYPICAL_EPOCHS = 4
+"""What estimates assume where no number is given."""
 MOST_EPOCHS = 20
-"""Where no number is given and some forgotten sample is still named right."""
+"""Where no number is given and some forgotten sample is still classified correctly."""
 
 
 def max_loss(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
@@ -57,16 +63,24 @@ def push_away(
 ) -> int:
     """Epochs of SGD on the forgotten samples, in place: up their loss, or down it under random other labels.
 
-    Without ``epochs``, until none is named right. Returns the epochs taken.
+    Without ``epochs``, until none is classified correctly. Returns the epochs taken.
     """
     if (epochs is not None and epochs < 0) or lr <= 0 or not math.isfinite(lr) or batch_size < 1:
         raise InputError(f"epochs must be ≥ 0, lr > 0, batch_size ≥ 1; got {epochs}, {lr}, {batch_size}.")
     generator = torch.Generator().manual_seed(seed)
     parameters = list(subset.parameters.values())
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
     inputs, labels = fast_layout(model, samples.inputs), samples.labels
     classes = samples.num_classes
     taken = 0
+    stepper = Stepper(
+        parameters,
+        torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+        # The size of it: the ascent's is stepped down with its sign reversed.
+        diverged=lambda value: (
+            f"The forgotten samples' loss became {abs(value)} after {taken} epochs: it diverged. Lower the learning "
+            f"rate (lr={lr}) or the epochs."
+        ),
+    )
     with eval_mode(model):
         while taken < (MOST_EPOCHS if epochs is None else epochs):
             for batch in torch.randperm(len(labels), generator=generator).split(batch_size):
@@ -74,15 +88,7 @@ def push_away(
                 if random_labels:
                     wanted = (wanted + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
                 loss = F.cross_entropy(logits(model, inputs[batch]), wanted)
-                if not math.isfinite(loss.item()):
-                    raise InputError(
-                        f"The forgotten samples' loss became {loss.item()} after {taken} epochs: it diverged. Lower the learning "
-                        f"rate (lr={lr}) or the epochs."
-                    )
-                grads = torch.autograd.grad(loss if random_labels else -loss, parameters)
-                for parameter, grad in zip(parameters, grads):
-                    parameter.grad = grad
-                optimizer.step()
+                stepper.step(loss if random_labels else -loss)
             taken += 1
             if epochs is None and not bool((predict(model, inputs).argmax(1) == labels).any()):
                 break
@@ -91,3 +97,29 @@ def push_away(
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise InputError(f"The weights overflowed after {taken} epochs. Lower the learning rate (lr={lr}) or the epochs.")
     return taken
+
+
+def _cost(problem: Problem) -> list[Route]:
+    """Without a number of epochs they end when nothing is classified correctly any more, after :data:`TYPICAL_EPOCHS` or so."""
+    given = problem.options["epochs"]
+    epochs = TYPICAL_EPOCHS if given is None else count_of(problem, "epochs")
+    forget = problem.sizes.forget
+    looks = 0.0 if given is not None else epochs * forget * problem.speed.forward
+    note = "training passes" if given is not None else f"training passes, {MOST_EPOCHS} epochs at most"
+    return [problem.passes(epochs * forget, batch=count_of(problem, "batch_size"), extra_seconds=looks, note=note)]
+
+
+MAX_LOSS = Method(
+    name="max-loss",
+    summary="ascent of the forgotten samples' loss",
+    run=max_loss,
+    cost=_cost,
+    search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
+)
+RANDOM_LABEL = Method(
+    name="random-label",
+    summary="training on the forgotten samples under random other labels",
+    run=random_label,
+    cost=_cost,
+    search_space={"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
+)

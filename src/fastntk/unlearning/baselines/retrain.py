@@ -10,11 +10,14 @@ import dataclasses
 from torch import Tensor, nn
 
 from fastntk.data import Samples
+from fastntk.planning import Problem, Route
+from fastntk.planning.problem import without_recipe
 from fastntk.training.fitting import train
 from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.task import Task
 
 
 def retrain(task: Task, *, seed: int | None = None) -> Outcome:
@@ -44,3 +47,25 @@ def retrain_in_place(
     subset.set(anchor)
     recipe = recipe if seed is None else dataclasses.replace(recipe, seed=seed)
     return train(model, subset, samples, recipe, keep=keep, description="retraining")
+
+
+def _cost(problem: Problem) -> list[Route]:
+    recipe = problem.recipe
+    if recipe is None:
+        return [without_recipe(problem.passes(0, batch=1))]
+    return [problem.passes(recipe.epochs * problem.sizes.retain, batch=recipe.batch_size)]
+
+
+RETRAIN = Method(
+    name="retrain",
+    summary="fine-tuning again from the start without the forgotten samples",
+    run=retrain,
+    cost=_cost,
+    needs=frozenset({"recipe"}),
+)
+FULL = Method(
+    name="full",
+    summary="nothing: the model as it was",
+    run=full,
+    cost=lambda problem: [problem.passes(0, batch=1, note="nothing to compute")],
+)

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
+from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
+from fastntk.unlearning.baselines.common.costs import RATES, count_of, paired_passes
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, endless, unmoved
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import NOT_NEGATIVE, SHARE, checked
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 
 def salun(
@@ -71,3 +74,18 @@ def most_salient(gradient: Tensor, share: float) -> Tensor:
     mask = torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
     mask[order[: max(1, round(share * len(gradient)))]] = True
     return mask
+
+
+def _cost(problem: Problem) -> list[Route]:
+    epochs, batch = count_of(problem, "epochs"), count_of(problem, "batch_size")
+    passes = epochs * (problem.sizes.retain + paired_passes(problem)) + problem.sizes.forget
+    return [problem.passes(passes, batch=batch)]
+
+
+METHOD = Method(
+    name="salun",
+    summary="random labels for the forgotten samples, on the parameters that matter most to them",
+    run=salun,
+    cost=_cost,
+    search_space={"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
+)

@@ -18,11 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastntk.base.progress import track
+from fastntk.planning import Problem, Route
 from fastntk.training.network import predict
 from fastntk.training.recipe import Schedule
+from fastntk.unlearning.baselines.common.costs import RATES, count_of
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 
 def scrub(
@@ -64,3 +67,19 @@ def scrub(
 def divergence(teacher: Tensor, outputs: Tensor) -> Tensor:
     """Mean of KL(teacher ‖ student) over the batch, from the teacher's log-probabilities and the student's logits, (b, C)."""
     return F.kl_div(outputs.log_softmax(1), teacher, reduction="batchmean", log_target=True)
+
+
+def _cost(problem: Problem) -> list[Route]:
+    epochs, batch, ascents = (count_of(problem, name) for name in ("epochs", "batch_size", "max_epochs"))
+    s = problem.sizes
+    teacher = s.samples * problem.speed.forward
+    return [problem.passes(epochs * s.retain + min(epochs, ascents) * s.forget, batch=batch, extra_seconds=teacher)]
+
+
+METHOD = Method(
+    name="scrub",
+    summary="a student that leaves its teacher on the forgotten samples and stays with it on the others",
+    run=scrub,
+    cost=_cost,
+    search_space={"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
+)

@@ -12,10 +12,13 @@ from typing import Literal, get_args
 
 import torch
 
+from fastntk.planning import Problem, Route
+from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import loss_importance
+from fastntk.unlearning.method import Method, Outcome
 from fastntk.unlearning.ranges import POSITIVE, checked, one_of
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 Towards = Literal["zero", "anchor"]
 
@@ -45,3 +48,18 @@ def ssd(task: Task, *, alpha: float = 1.5, dampening: float = 1.0, towards: Towa
         "largest_ratio": float((on_forget / on_all.clamp(min=torch.finfo(torch.float64).tiny)).max()),
     }
     return Outcome(vector, options | details)
+
+
+def _cost(problem: Problem) -> list[Route]:
+    s = problem.sizes
+    return [gradients_route(problem, samples=s.samples + s.forget, vectors=1)]
+
+
+METHOD = Method(
+    name="ssd",
+    summary="dampening of the parameters that matter more to the forgotten samples than to all",
+    run=ssd,
+    cost=_cost,
+    needs=frozenset({"engine"}),
+    search_space={"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
+)

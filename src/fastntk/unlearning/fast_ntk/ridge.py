@@ -11,17 +11,16 @@ printed it cannot be computed, and undamped it is singular as soon as n_r·C > d
 λ = damping·tr(A_D)/d is relative, and the same in both solves. s is fitted in function space on the full data alone:
 the logits' movement f_θ − f_w0 (+ J u_D) regressed on J v_D. No retrained model and no hold-out set is seen.
 
-A model that never saw a class never names it. Where whole classes go and the predicted logits f_θ + J Δ still name them, the
-fitted s is too small for these samples, whose logits outgrew the regression's: it is raised to the least that stops it, to
+A model that never saw a class never predicts it. Where whole classes go and the largest of the logits f_θ + J Δ is still theirs,
+the fitted s is too small for these samples, whose logits outgrew the regression's: it is raised to the least that stops it, to
 ``CEILING`` times itself at most. That too is seen from the run alone.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,17 +29,14 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from fastntk.base.errors import InputError
-from fastntk.base.memory import available_memory
 from fastntk.data import Split
-from fastntk.linalg import HeadRows, MatrixFree, PrimalCholesky, Solution, choose, solve
+from fastntk.linalg import Rows, Solution, decide, solve_pair
 from fastntk.tangent import TangentOperator
 from fastntk.tangent.linearisation import Linearisation
 
 DAMPING = 1e-2
-DEFAULT_RANK = 256
 RIDGE_REGIME = 0.99
 CEILING, STEPS = 3.0, 200
-Rows = HeadRows | TangentOperator
 ScaleFit = Literal["auto", "least-squares", "softmax"]
 
 
@@ -87,9 +83,14 @@ def closed_form(
     scale_fit: ScaleFit = "auto",
     loss: str = "cross-entropy",
     solver: str = "auto",
+    rank: int | None = None,
     memory_budget: int | None = None,
 ) -> ClosedForm:
-    """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples."""
+    """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples.
+
+    ``solver`` with ``rank``, the sketch's, is taken as decided; ``auto``, or a name alone, is decided here for ``memory_budget``
+    (bytes; None: the usual share of what is available).
+    """
     check_damping(damping)
     if scale_fit not in get_args(ScaleFit):
         raise InputError(f"scale_fit must be one of {', '.join(get_args(ScaleFit))}; got {scale_fit!r}.")
@@ -102,30 +103,25 @@ def closed_form(
     offset = linearisation.anchor_outputs.double()
     has_offset = bool(offset.abs().max() > 0)
     both = torch.stack([targets, offset], -1) if has_offset else targets.unsqueeze(-1)
-    budget = memory_budget if memory_budget is not None else int(0.7 * available_memory())
-    choice = choose(n * classes, d, budget)
-    name = choice.solver if solver == "auto" else solver
-    # A streamed operator makes its rows for each of these: A's own trace saves a pass.
-    gram = rows.gram(torch.float64) if name == "primal" else None
-    lam = damping * float(gram.trace() if gram is not None else rows.column_norms2().sum()) / d
-    if lam == 0:
-        raise InputError("All Jacobian rows are zero: nothing the subset does changes the logits at this point.")
-    if gram is not None:
-        full, step = _primal(rows, gram, both, split, lam=lam)
-    else:
-        full, step = _solve(rows, both, split, lam=lam, solver=name, rank=choice.rank or DEFAULT_RANK, memory_budget=budget)
-    del gram
+    if rank is None or solver == "auto":
+        solver, _, rank = decide(solver, n * classes, d, budget=memory_budget)
+    pair = solve_pair(rows, both, forget=split.forget, retain=split.retain, relative_damping=damping, solver=solver, rank=rank)
+    full, step = pair.full, pair.difference
     v = full.value[:, 0]
     lift = rows.matvec(full.value[:, 1]) if has_offset else torch.zeros_like(offset)
-    made, explained = _fitted_scale(rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss)
-    kind, fitted = made if scale is None else ("given", float(scale))
+    kind, fitted, explained = _fitted_scale(
+        rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss
+    )
+    if scale is not None:
+        kind, fitted = "given", float(scale)
     offset_step = step.value[:, 1] if has_offset else torch.zeros_like(v)
     s = fitted
     if scale_fit == "auto" and kind == "softmax":  # where the regression is what was trained, it is not second-guessed
         s = _raised(rows, linearisation.outputs, labels, split, step=step.value[:, 0], offset=offset_step, fitted=fitted)
     delta = s * step.value[:, 0] - offset_step
     seconds = {"solve": time.perf_counter() - started}
-    return ClosedForm(delta, damping, lam, s, kind, explained, None if s == fitted else fitted, name, full, step, seconds)
+    raised_from = None if s == fitted else fitted
+    return ClosedForm(delta, damping, pair.damping, s, kind, explained, raised_from, solver, full, step, seconds)
 
 
 def check_damping(damping: float | None) -> None:
@@ -137,27 +133,27 @@ def check_damping(damping: float | None) -> None:
         )
 
 
-def _raised(rows: Rows, outputs: Tensor, labels: Tensor, split: Split, *, step: Tensor, offset: Tensor, fitted: float) -> float:
-    """The least scale from ``fitted`` on at which no forgotten sample of a whole class is predicted to keep its name."""
-    gone = split.forget[torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))]
-    if len(gone) == 0 or fitted <= 0:
+def _raised(
+    rows: Rows | TangentOperator, outputs: Tensor, labels: Tensor, split: Split, *, step: Tensor, offset: Tensor, fitted: float
+) -> float:
+    """The least scale from ``fitted`` on at which no forgotten sample of a whole class is predicted to be of it."""
+    samples = split.forget[torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))]
+    if len(samples) == 0 or fitted <= 0:
         return fitted
-    part = rows.subset(gone)
-    start, move = outputs[gone].double() - part.matvec(offset), part.matvec(step)
-    best, fewest = fitted, len(gone) + 1
+    part = rows.subset(samples)
+    start, move = outputs[samples].double() - part.matvec(offset), part.matvec(step)
+    best, fewest = fitted, len(samples) + 1
     for factor in torch.linspace(1.0, CEILING, STEPS).tolist():
-        named = int(((start + factor * fitted * move).argmax(1) == labels[gone]).sum())
-        if named < fewest:
-            best, fewest = factor * fitted, named
+        correct = int(((start + factor * fitted * move).argmax(1) == labels[samples]).sum())
+        if correct < fewest:
+            best, fewest = factor * fitted, correct
         if fewest == 0:
             break
     return best
 
 
-def _fitted_scale(
-    direction: Tensor, outputs: Tensor, start: Tensor, *, kind: ScaleFit, loss: str
-) -> tuple[tuple[str, float], float]:
-    """((which fit, s), R² of the least-squares fit) for outputs ≈ start + s·direction, all (n, C)."""
+def _fitted_scale(direction: Tensor, outputs: Tensor, start: Tensor, *, kind: ScaleFit, loss: str) -> tuple[str, float, float]:
+    """(which fit, s, R² of the least-squares fit) for outputs ≈ start + s·direction, all (n, C)."""
     moved = outputs - start
     square = direction.square().sum().clamp_min(1e-300)
     least = float((direction * moved).sum() / square)
@@ -165,68 +161,8 @@ def _fitted_scale(
     if kind == "auto":
         kind = "least-squares" if explained >= RIDGE_REGIME or loss == "squared" else "softmax"
     if kind == "least-squares":
-        return (kind, least), explained
+        return kind, least, explained
     wanted = outputs.softmax(1)
     divergence = lambda s: -float((wanted * (start + s * direction).log_softmax(1)).sum())
     bounds = sorted((0.0, 2.0 * least))
-    return (kind, float(minimize_scalar(divergence, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)), explained
-
-
-def _solve(
-    rows: Rows, targets: Tensor, split: Split, *, lam: float, solver: str, rank: int, memory_budget: int
-) -> tuple[Solution, Solution]:
-    """(v_D, v_r − v_D) for targets (n, C, k)."""
-    forget, retain = rows.subset(split.forget), split.retain
-    if solver == "dual":
-        return _dual(rows, targets, split, lam=lam)
-    if solver in ("matrix-free", "cg"):
-        rows, tolerance = _quick(rows)
-        forget = rows.subset(split.forget)
-        method = MatrixFree(method="cg", rank=rank, tol=tolerance)
-        full = method.solve(rows, targets, damping=lam).checked()
-        residual = targets[split.forget] - forget.matvec(full.value)
-        step = method.solve_rhs(rows.subset(retain), -forget.rmatvec(residual), damping=lam).checked()
-        return full, step
-    full = solve(rows, targets, damping=lam, solver=solver, memory_budget=memory_budget).checked()
-    kept = solve(rows.subset(retain), targets[retain], damping=lam, solver=solver, memory_budget=memory_budget).checked()
-    return full, _minus(kept, full)
-
-
-def _quick(rows: Rows) -> tuple[Rows, float]:
-    """Products in the rows' own precision, and the residual that allows: float64 copies of float32 rows only cost time."""
-    if isinstance(rows, HeadRows) and rows.body.dtype == torch.float32:
-        rows = copy.copy(rows)
-        rows.product_dtype = torch.float32
-        return rows, 1e-6
-    return rows, 1e-10
-
-
-def _dual(rows: Rows, targets: Tensor, split: Split, *, lam: float) -> tuple[Solution, Solution]:
-    """Θ is formed once; that of the retained samples is a part of it."""
-    n, classes, k = targets.shape
-    kernel = rows.kernel(torch.float64)
-    where = (split.retain[:, None] * classes + torch.arange(classes)).flatten()
-    part = kernel[where][:, where]
-    solver = PrimalCholesky()
-    inner = solver.factorise(kernel, lam, overwrite=True).solve(targets.reshape(n * classes, k)).checked()
-    full = replace(inner, value=rows.rmatvec(inner.value.view(n, classes, k)), solver="dual")
-    del kernel
-    less = solver.factorise(part, lam, overwrite=True).solve(targets[split.retain].reshape(-1, k)).checked()
-    kept = rows.subset(split.retain).rmatvec(less.value.view(-1, classes, k))
-    return full, replace(less, value=kept - full.value, solver="dual")
-
-
-def _primal(rows: Rows, gram: Tensor, targets: Tensor, split: Split, *, lam: float) -> tuple[Solution, Solution]:
-    """``gram`` is A_D, and is overwritten."""
-    forget = rows.subset(split.forget)
-    kept = gram - forget.gram(torch.float64) if len(split.forget) else gram.clone()
-    factor = PrimalCholesky().factorise(gram, lam, overwrite=True)
-    full = factor.solve(rows.rmatvec(targets)).checked()
-    del factor
-    residual = targets[split.forget] - forget.matvec(full.value)
-    step = PrimalCholesky().factorise(kept, lam, overwrite=True).solve(-forget.rmatvec(residual)).checked()
-    return full, step
-
-
-def _minus(kept: Solution, full: Solution) -> Solution:
-    return replace(kept, value=kept.value - full.value)
+    return kind, float(minimize_scalar(divergence, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x), explained

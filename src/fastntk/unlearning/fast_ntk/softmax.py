@@ -7,7 +7,7 @@ With squares in place of the cross-entropy this is equation (1) (``fast_ntk.ridg
 the optimum; here each Newton step is such a solve with samples weighted by diag p − ppᵀ, and a handful of them are needed. There
 is no scale to fit: the loss sets it. At a ridge optimum of a linear model the result is Retrain's optimum, as before.
 
-λ = damping·tr(A_D)/d. Unless given, the damping is the one whose x_D answers most like the network: the least
+λ = damping·tr(A_D)/d. Unless given, the damping is the one whose x_D predicts most like the network: the least
 KL(softmax f_θ ‖ softmax(g + J x_D)) over all samples. A fine-tuning that stops early is no ridge optimum, but resembles one;
 which one, the run itself says. No retrained model and no hold-out set is seen.
 
@@ -55,14 +55,14 @@ class SoftmaxForm:
     """The update, the class probabilities (n, C) that the regression on all samples gives, and what it rests on."""
 
     delta: Tensor
-    answers: Tensor
+    probabilities: Tensor
     damping: float
     lam: float
     fitted: dict[str, float]
     divergence: float
     condition: float
     full: dict[str, Any]
-    kept: dict[str, Any]
+    retained: dict[str, Any]
     seconds: dict[str, float]
 
     def details(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class SoftmaxForm:
             "scale": 1.0,
             "solver": "newton-cg",
             "solve_full": self.full,
-            "solve_update": self.kept,
-            "residual": max(self.full["residual"], self.kept["residual"]),
+            "solve_update": self.retained,
+            "residual": max(self.full["residual"], self.retained["residual"]),
             "condition": self.condition,
         }
 
@@ -161,8 +161,8 @@ class Regression:
         """The regression on all samples, made once for each damping asked for; None fits it."""
         if damping not in self._on_all:
             chosen, curve, x = (damping, {}, None) if damping is not None else _fit_damping(self)
-            made = self.solve([chosen * self.unit], weights=torch.ones(len(self.outputs), 1), x=x)
-            self._on_all[damping] = OnAll(chosen, curve, made, self.logits(made.x))
+            optimum = self.solve([chosen * self.unit], weights=torch.ones(len(self.outputs), 1), x=x)
+            self._on_all[damping] = OnAll(chosen, curve, optimum, self.logits(optimum.x))
         return self._on_all[damping]
 
     def logits(self, x: Tensor) -> Tensor:
@@ -171,9 +171,9 @@ class Regression:
 
     def divergence(self, logits: Tensor) -> list[float]:
         """Mean KL(softmax f_θ ‖ softmax of the logits (n, C, k)) over all samples, in nats, for each of k."""
-        mine = logits.log_softmax(1)
+        regression = logits.log_softmax(1)
         network = self.outputs.log_softmax(1)[..., None]
-        return list((network.exp() * (network - mine)).sum(1).mean(0).tolist())
+        return list((network.exp() * (network - regression)).sum(1).mean(0).tolist())
 
     def condition(self, lam: float) -> float:
         """That of the system at θ: the sketch's largest eigenvalue over λ."""
@@ -244,21 +244,21 @@ def softmax_form(linearisation: Linearisation, labels: Tensor, split: Split, *, 
     regression: Regression = linearisation.memo[KEY]
     base = regression.on_all(damping)
     seconds = {"fit": time.perf_counter() - started}
-    keep = torch.ones(len(labels), 1)
-    keep[split.forget] = 0
     lam = base.damping * regression.unit
-    kept = regression.solve([lam], weights=keep, x=base.optimum.x) if len(split.forget) else base.optimum
+    retained = base.optimum
+    if len(split.forget):
+        retained = regression.solve([lam], weights=split.keep[:, None], x=base.optimum.x)
     seconds["solve"] = time.perf_counter() - started - seconds["fit"]
     return SoftmaxForm(
-        delta=(kept.x - base.optimum.x).squeeze(1),
-        answers=base.logits.squeeze(-1).softmax(1),
+        delta=(retained.x - base.optimum.x).squeeze(1),
+        probabilities=base.logits.squeeze(-1).softmax(1),
         damping=base.damping,
         lam=lam,
         fitted=base.curve,
         divergence=regression.divergence(base.logits)[0],
         condition=regression.condition(lam),
         full=base.optimum.details(),
-        kept=kept.details(),
+        retained=retained.details(),
         seconds=seconds,
     )
 
@@ -266,21 +266,21 @@ def softmax_form(linearisation: Linearisation, labels: Tensor, split: Split, *, 
 def _fit_damping(regression: Regression) -> tuple[float, dict[str, float], Tensor]:
     """(damping, {damping: divergence}, x near it (d, 1)): the vertex of the parabola through the three about the least."""
     dampings: list[float] = []
-    found: list[float] = []
+    divergences: list[float] = []
     starts: list[Tensor] = []
     for batch in GRID:
         weights = torch.ones(len(regression.outputs), len(batch))
-        made = regression.solve([damping * regression.unit for damping in batch], weights=weights, tol=LOOSE).x
+        x = regression.solve([damping * regression.unit for damping in batch], weights=weights, tol=LOOSE).x
         dampings += batch
-        found += regression.divergence(regression.logits(made))
-        starts += [made[:, k : k + 1] for k in range(len(batch))]
-        least = min(range(len(found)), key=found.__getitem__)
-        if least < len(found) - 1:
+        divergences += regression.divergence(regression.logits(x))
+        starts += [x[:, k : k + 1] for k in range(len(batch))]
+        least = min(range(len(divergences)), key=divergences.__getitem__)
+        if least < len(divergences) - 1:
             break
     chosen = dampings[least]
-    if 0 < least < len(found) - 1:
-        above, here, below = found[least - 1 : least + 2]
+    if 0 < least < len(divergences) - 1:
+        above, here, below = divergences[least - 1 : least + 2]
         bend = above - 2 * here + below
         # In steps of half a decade, from the least: between -1/2 and 1/2.
         chosen *= 10.0 ** (-0.5 * 0.5 * (above - below) / bend) if bend > 0 else 1.0
-    return chosen, {f"{damping:.3g}": value for damping, value in zip(dampings, found)}, starts[least]
+    return chosen, {f"{damping:.3g}": value for damping, value in zip(dampings, divergences)}, starts[least]

@@ -1,17 +1,29 @@
-"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.replay`` and docs/method.md."""
+"""``tangent-replay``: the recipe replayed in the linearised model; see ``tangent_replay.difference`` and docs/method.md."""
 
 from __future__ import annotations
 
+import math
 import time
-from pathlib import Path
 
-from fastntk.tangent.linearisation import Point, RowsAt
+from fastntk.linalg.choose import CHUNK_BYTES
+from fastntk.planning import Problem, Route
+from fastntk.planning.problem import without_recipe
+from fastntk.planning.route import Rows
 from fastntk.training.network import working_copy
+from fastntk.training.recipe import Recipe
+from fastntk.unlearning.fast_ntk.routes import newton_memory, newton_seconds
+from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.tangent_replay.averaging import SEEDS, Average
+from fastntk.unlearning.tangent_replay.blending import Blend
+from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
 from fastntk.unlearning.tangent_replay.path_models import PathName
-from fastntk.unlearning.tangent_replay.replay import Average, Blend, finish
-from fastntk.unlearning.tangent_replay.replay import tangent_replay as replay
-from fastntk.unlearning.task import Outcome, Task
-from fastntk.unlearning.update import stepped
+from fastntk.unlearning.tangent_replay.polish import finish
+from fastntk.unlearning.task import Task
+from fastntk.unlearning.update import checked_update
+
+OPERATIONS_A_STEP = 500
+"""Small tensor operations of one step of a replay, the optimiser's included."""
+PATHS = 3
 
 
 def tangent_replay(
@@ -21,25 +33,21 @@ def tangent_replay(
     average: Average = "auto",
     blend: Blend = "auto",
     polish: int = 0,
-    at: Point = "trained",
-    rows: RowsAt = "auto",
-    folder: str | Path | None = None,
-    memory_budget: int | None = None,
-    chunk: int | None = None,
     validate: bool = True,
 ) -> Outcome:
     """The recipe replayed in the linearised model, with and without the forget set."""
     recipe = task.recipe
-    lin = task.linearised(at, chunk=chunk, rows=rows, folder=folder, memory_budget=memory_budget)
-    made = replay(lin, task.run.data.labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
-    task.stages["replay"] = made.seconds
-    details = made.details()
+    lin = task.linearised()
+    labels = task.run.data.labels
+    update = tangent_replay_update(lin, labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
+    task.stages["replay"] = update.seconds
+    details = update.details()
     if recipe.bn_stats == "update":
         details["note"] = "the recipe trained on batch statistics, the replay on the final ones: an approximation"
-    target = lin.theta + made.delta
-    predicted = lambda batch: made.path.model(batch, target)
-    outcome = stepped(task, lin, made.delta, details, predicted, validate=validate, miss=details["replay_miss"])
-    if made.resume is None:
+    target = lin.theta + update.delta
+    predicted = lambda batch: update.path.model(batch, target)
+    outcome = checked_update(task, lin, update.delta, details, predicted, validate=validate, miss=details["replay_miss"])
+    if update.resume is None:
         return outcome
     started = time.perf_counter()
     work = working_copy(task.run)
@@ -51,7 +59,43 @@ def tangent_replay(
         start=outcome.vector,
         anchor=lin.anchor,
         keep=task.keep,
-        resume=made.resume,
+        resume=update.resume,
     )
     task.stages["polish"] = time.perf_counter() - started
     return Outcome(vector, outcome.details | {"polish": polish})
+
+
+def _cost(problem: Problem) -> list[Route]:
+    stored = [place for place in problem.places if place in ("memory", "disk")]
+    routes = [_route(problem, place, problem.recipe or Recipe()) for place in stored]
+    return [without_recipe(route) for route in routes] if problem.recipe is None else routes
+
+
+def _route(problem: Problem, place: Rows, recipe: Recipe) -> Route:
+    """Trainings on stored rows, a batch gathered and multiplied twice; under cross-entropy the softmax form as well.
+
+    With all samples by each path model, and without the forgotten ones for each seed. An exact replay needs fewer.
+    """
+    s, speed, options = problem.sizes, problem.speed, problem.options
+    paths = PATHS if options["path"] == "auto" else 1
+    average = options["average"]
+    seeds = average if isinstance(average, int) else SEEDS if problem.whole_classes else 1
+    steps = recipe.epochs * math.ceil(s.samples / recipe.batch_size)
+    read = problem.read_seconds(speed.replay, place)
+    seconds = (paths + seeds) * (recipe.epochs * read + steps * OPERATIONS_A_STEP * speed.dispatch)
+    memory = 2 * min(recipe.batch_size, s.samples) * s.body_row_bytes + 16 * 8 * s.parameters + CHUNK_BYTES
+    if recipe.loss == "cross-entropy" and options["blend"] != 0:
+        seconds += newton_seconds(problem, place)
+        memory = max(memory, newton_memory(problem))
+    polish = options["polish"]
+    seconds += (polish if isinstance(polish, int) else 0) * s.retain * speed.step
+    return problem.stored(place, "replays", seconds=seconds, memory=memory, settings={})
+
+
+METHOD = Method(
+    name="tangent-replay",
+    summary="the fine-tuning replayed without the forgotten samples, on a linear model of the network",
+    run=tangent_replay,
+    cost=_cost,
+    needs=frozenset({"rows", "recipe"}),
+)

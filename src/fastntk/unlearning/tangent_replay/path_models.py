@@ -8,7 +8,7 @@ h_0 and h_θ the head's features at the anchor and at θ.
 
 ``product``   h = h_0 + τ (h_θ − h_0) + P J (x − τ x_θ),   f = W h + b
               τ = ⟨x, x_θ⟩ / ‖x_θ‖²,   P = W_θ⁺
-              the head × features product is kept exact, the features are right at the anchor and at θ, and off the
+              the head × features product stays exact, the features are right at the anchor and at θ, and off the
               straight path they move by the least that explains the rows' logits. One forward pass more than
               ``tangent``.
 
@@ -20,7 +20,7 @@ h_0 and h_θ the head's features at the anchor and at θ.
 ``product`` and ``curved`` need a model that ends in a tuned linear head; where there is none, only ``tangent`` exists. None
 wins everywhere: prompts of a ViT keep the rows they start with, which ``product`` presumes; a tuned ResNet does not; where
 the features change beyond recognition, all but ``tangent`` can go astray. The replay of *all* samples should end at θ, which
-is known, so :mod:`fastntk.unlearning.tangent_replay.replay` tries them and looks.
+is known, so :mod:`fastntk.unlearning.tangent_replay.selection` tries them and looks.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from fastntk.linalg import HeadRows
 from fastntk.tangent.linearisation import Linearisation
 
 PathName = Literal["auto", "tangent", "product", "curved"]
-Path = Callable[[Tensor, Tensor], Tensor]
+PathModel = Callable[[Tensor, Tensor], Tensor]
 """(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
 
 
-def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[str, Path]:
+def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[str, PathModel]:
     """The named model of the path; for ``auto`` every one that exists, the simpler first where there is a tuned head."""
     if name not in get_args(PathName):
         raise InputError(f"path must be one of {', '.join(get_args(PathName))}; got {name!r}.")
     rows = linearisation.rows
     if not isinstance(rows, HeadRows):
         raise InputError(
-            "A replay reads every row in every epoch, and these rows were not kept (they do not fit the memory budget). "
+            "A replay reads every row in every epoch, and these rows were not stored (they do not fit the memory budget). "
             "Give rows='disk' and folder=..., or raise memory_budget; method='fast-ntk' needs no stored rows."
         )
-    makers: dict[str, Callable[[Linearisation, HeadRows], Path]] = {"tangent": _tangent}
+    makers: dict[str, Callable[[Linearisation, HeadRows], PathModel]] = {"tangent": _tangent}
     if _has_head(linearisation, rows):
         makers = {"product": _product, "curved": _curved, **makers}
     if name != "auto" and name not in makers:
@@ -71,10 +71,10 @@ def _has_head(linearisation: Linearisation, rows: HeadRows) -> bool:
     )
 
 
-def _tangent(linearisation: Linearisation, rows: HeadRows) -> Path:
+def _tangent(linearisation: Linearisation, rows: HeadRows) -> PathModel:
     layout = rows.layout
     point = linearisation.point
-    # The network's own logits at the point of linearisation; only θ's and the anchor's were kept.
+    # The network's own logits at the point of linearisation; only θ's and the anchor's are stored.
     if linearisation.at == "midpoint":
         base = linearisation.anchor_outputs + rows.matvec(point - linearisation.anchor)
     else:
@@ -94,15 +94,17 @@ def _tangent(linearisation: Linearisation, rows: HeadRows) -> Path:
     return logits
 
 
-def _product(linearisation: Linearisation, rows: HeadRows) -> Path:
+def _product(linearisation: Linearisation, rows: HeadRows) -> PathModel:
     return _headed(linearisation, rows, lambda along, moved, bend, aside: along * moved + aside)
 
 
-def _curved(linearisation: Linearisation, rows: HeadRows) -> Path:
+def _curved(linearisation: Linearisation, rows: HeadRows) -> PathModel:
     return _headed(linearisation, rows, lambda along, moved, bend, aside: along * (moved + (along - 1) * bend + aside))
 
 
-def _headed(linearisation: Linearisation, rows: HeadRows, features: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Path:
+def _headed(
+    linearisation: Linearisation, rows: HeadRows, features: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+) -> PathModel:
     """W h + b, with h less h_0 from ``features``: of τ, h_θ − h_0, D and P J (x − τ x_θ), each of the batch."""
     layout = rows.layout
     at_anchor, at_theta = linearisation.anchor_features, linearisation.features

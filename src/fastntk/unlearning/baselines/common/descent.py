@@ -8,20 +8,20 @@ eval mode. Retain and forget batches come from generators of their own, so that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastntk.base.errors import InputError
 from fastntk.models import logits
 from fastntk.training.loop import batch_loss, learning_rate
 from fastntk.training.network import check_samples, fast_layout, working_copy
 from fastntk.training.recipe import Recipe, Schedule
+from fastntk.training.step import Stepper
+from fastntk.unlearning.method import Outcome
 from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, one_of
-from fastntk.unlearning.task import Outcome, Task
+from fastntk.unlearning.task import Task
 
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
 RANGES: dict[str, Range] = {
@@ -53,12 +53,20 @@ class Descent:
         self.inputs, self.labels = fast_layout(self.model, data.inputs), data.labels.to(data.inputs.device)
         self.recipe = loss_recipe(task)
         self.weight_decay = 0.0 if task.run.recipe is None else self.recipe.weight_decay
-        self._anchor = list(self.subset.split(task.run.anchor).values())
-        self._mask = [] if mask is None else list(self.subset.split(mask).values())
-        self._parameters = list(self.subset.parameters.values())
-        self._optimizer = torch.optim.Adam(self._parameters, lr=lr)
-        self._rates = Recipe(lr=lr, schedule=schedule)
-        self._steps, self.taken = steps, 0
+        parameters = list(self.subset.parameters.values())
+        rates = Recipe(lr=lr, schedule=schedule)
+        self._stepper = Stepper(
+            parameters,
+            torch.optim.Adam(parameters, lr=lr),
+            rate=lambda step: learning_rate(rates, step, steps),
+            anchor=list(self.subset.split(task.run.anchor).values()),
+            weight_decay=self.weight_decay,
+            mask=[] if mask is None else list(self.subset.split(mask).values()),
+            diverged=lambda value: (
+                f"The objective became {value} after {self.taken} of {steps} steps: it diverged. "
+                f"Lower the learning rate (lr={lr}), the epochs, or the weight of the forget term."
+            ),
+        )
         self.retain_draws = torch.Generator().manual_seed(2 * seed)
         self.forget_draws = torch.Generator().manual_seed(2 * seed + 1)
 
@@ -67,27 +75,18 @@ class Descent:
         return logits(self.model, self.inputs[batch])
 
     def loss(self, batch: Tensor, *, labels: Tensor | None = None, outputs: Tensor | None = None) -> Tensor:
-        """Mean loss of the run's kind on these positions, under their own labels or others, from outputs already made or new."""
+        """Mean loss of the run's kind on these positions, under their own labels or others, from outputs at hand or new ones."""
         outputs = self.outputs(batch) if outputs is None else outputs
         return batch_loss(outputs, self.labels[batch] if labels is None else labels, self.recipe)
 
     def step(self, objective: Tensor, *, penalty: bool = True) -> None:
         """One Adam step down the objective, and, unless told otherwise, the run's penalty."""
-        if not math.isfinite(objective.item()):
-            raise InputError(
-                f"The objective became {objective.item()} after {self.taken} of {self._steps} steps: it diverged. "
-                f"Lower the learning rate (lr={self._rates.lr}), the epochs, or the weight of the forget term."
-            )
-        grads = torch.autograd.grad(objective, self._parameters)
-        for parameter, grad, anchor in zip(self._parameters, grads, self._anchor):
-            parameter.grad = grad.add(parameter.detach() - anchor, alpha=self.weight_decay) if penalty else grad
-        for parameter, mask in zip(self._parameters, self._mask):
-            assert parameter.grad is not None
-            parameter.grad = torch.where(mask, parameter.grad, torch.zeros_like(parameter.grad))
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._rates, self.taken, self._steps)
-        self._optimizer.step()
-        self.taken += 1
+        self._stepper.step(objective, penalty=penalty)
+
+    @property
+    def taken(self) -> int:
+        """Steps so far."""
+        return self._stepper.taken
 
     def outcome(self, details: dict[str, Any]) -> Outcome:
         """Where the descent ended, with what it was."""
@@ -106,5 +105,5 @@ def endless(positions: Tensor, size: int, draws: torch.Generator) -> Iterator[Te
 
 
 def unmoved(task: Task, details: dict[str, Any]) -> Outcome:
-    """The answer to an empty request: nothing to forget changes nothing, whatever the method would do besides."""
+    """The outcome of an empty request: nothing to forget changes nothing, whatever the method would do besides."""
     return Outcome(task.run.subset.get(), details | {"note": "nothing to forget: the weights are the run's"})

@@ -1,0 +1,32 @@
+"""What the baselines' costs are counted in: training passes, one sample once forward and once backward each."""
+
+from __future__ import annotations
+
+import math
+
+from fastntk.planning import Problem, Route
+
+RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+"""Learning rates that several search spaces share."""
+DENSE = 1.5
+"""Gradients of single samples by vectors, with the head's block written out, over rows of as many backward passes."""
+
+
+def count_of(problem: Problem, name: str) -> int:
+    """An option that counts; one that cannot be counted is refused by the method itself, and costs nothing here."""
+    value = problem.options[name]
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def paired_passes(problem: Problem) -> float:
+    """Forgotten samples in an epoch that puts a batch of them beside every batch of retained ones."""
+    s, size = problem.sizes, count_of(problem, "batch_size")
+    return math.ceil(s.retain / size) * s.forget / math.ceil(max(s.forget, 1) / size)
+
+
+def gradients_route(problem: Problem, *, samples: int, vectors: int) -> Route:
+    """Squared gradients of single samples: a forward pass for the outputs, then a sweep of backward passes."""
+    s, speed = problem.sizes, problem.speed
+    sweep = speed.rows * (1 + vectors) / (1 + s.classes)
+    route = problem.passes(0, batch=1, extra_seconds=samples * (2 * speed.forward + DENSE * sweep), note="gradients of samples")
+    return route

@@ -1,0 +1,106 @@
+"""A method of unlearning, as data: what it is called and does, runs, costs, needs, takes, and how it is tuned.
+
+Everything else (command line, plans, reports, tuning, tables) reads this. A method is one file that ends in
+``METHOD = Method(…)`` and one line in :mod:`fastntk.unlearning.registry`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from torch import Tensor
+
+from fastntk.base.errors import InputError
+from fastntk.planning import Problem, Route
+from fastntk.tangent.linearisation import Point, RowsAt
+
+Need = Literal["recipe", "rows", "engine"]
+"""``recipe``: how the run was trained; ``rows``: the linearisation; ``engine``: gradients of single samples."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method gives back: the new tuned vector (d,), and details."""
+
+    vector: Tensor
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Where the linearisation is taken and its rows are kept: options of every method that needs rows.
+
+    ``at``: the point. ``rows``: ``memory``, ``disk``, ``stream`` (never stored) or ``auto``, the first of them that fits.
+    ``folder``: rows on disk for later requests, resumable; without one they go to ``scratch`` (default: the system's folder for
+    temporary files) and are gone afterwards. Budgets in bytes; ``chunk``: images whose rows are made at a time.
+    """
+
+    at: Point = "trained"
+    rows: RowsAt = "auto"
+    folder: str | Path | None = None
+    scratch: str | Path | None = None
+    memory_budget: int | None = None
+    disk_budget: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.at not in get_args(Point):
+            raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {self.at!r}.")
+        if self.rows not in get_args(RowsAt):
+            raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {self.rows!r}.")
+
+
+ROW_OPTIONS = tuple(option.name for option in fields(RowOptions))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword of a method: its type and default."""
+
+    kind: Any
+    default: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """``run(task, *, option=default, …)`` computes the new tuned vector on copies; ``cost(problem)`` names its routes in order of
+    preference. ``summary`` completes the sentence "It was unlearned by …"; ``search_space``: values of options to try when it is
+    tuned as a baseline (none: it is not).
+    """
+
+    name: str
+    summary: str
+    run: Callable[..., Outcome]
+    cost: Callable[[Problem], Sequence[Route]]
+    needs: frozenset[Need] = frozenset()
+    search_space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def options(self) -> dict[str, Option]:
+        """Keywords of ``run``, and of the rows where it needs them."""
+        hints = get_type_hints(self.run)
+        parameters = inspect.signature(self.run).parameters.values()
+        own = {p.name: Option(hints[p.name], p.default) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        return own | (_row_options() if "rows" in self.needs else {})
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, or a refusal that lists the known ones."""
+        unknown = [name for name in options if name not in self.options]
+        if unknown:
+            accepted = ", ".join(self.options) or "none"
+            raise InputError(f"Method {self.name!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
+        return dict(options)
+
+    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, defaults where none was given."""
+        return {name: option.default for name, option in self.options.items()} | dict(options)
+
+
+def _row_options() -> dict[str, Option]:
+    hints = get_type_hints(RowOptions)
+    return {option.name: Option(hints[option.name], option.default) for option in fields(RowOptions)}
