@@ -16,10 +16,11 @@ from fastntk.reproduce.cells import RESNET
 from fastntk.reproduce.experiment import open_experiment
 from fastntk.reproduce.records import read_record, write_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, MethodRow, Request, Setting, slug
-from fastntk.unlearning.baseline_tuning import SEARCH_SPACES, tune_baseline
+from fastntk.unlearning.baseline_tuning import tune_baseline
+from fastntk.unlearning.registry import METHODS
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
 
-BASELINES = tuple(SEARCH_SPACES)
+BASELINES = tuple(name for name, method in METHODS.items() if method.search_space)
 REQUESTS = (Request("class", 0), Request("random", 0.1, draw_seed=0))
 SPARE_SEED = 100
 BUDGET = 6

@@ -2,7 +2,7 @@
 
     forward     counted floating-point operations of one image / speed
     training    3 forward passes an image, epoch and seed, for every fine-tuning and every Retrain
-    unlearning  :func:`fastntk.planning.routes.estimate` of the route that ``plan`` would take, with rows of C + 1 forward passes
+    unlearning  what each method says of its first route with rows in memory; the rows, C + 1 forward passes an image, once
 
 Memory is that of the route plus images, weights, and the activations of one batch with gradients. Counting runs on shapes
 alone: no weights are made or loaded. Nothing is measured: a real machine corrects it.
@@ -10,7 +10,6 @@ alone: no weights are made or loaded. Nothing is measured: a real machine correc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,16 +20,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from fastntk.models import build_model, logits
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.planning.calibration import Calibration, LiveBytes
-from fastntk.planning.plan import METHODS
-from fastntk.planning.routes import Route, Sizes, estimate
+from fastntk.planning.problem import Problem
+from fastntk.planning.route import chosen
+from fastntk.planning.sizes import Sizes
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import Cell
+from fastntk.reproduce.methods import needs_rows
+from fastntk.reproduce.setting import Setting
 from fastntk.tangent.rows import DEFAULT_CHUNK
 from fastntk.tuning import find_head
 from fastntk.tuning import tune as choose
+from fastntk.unlearning.registry import METHODS
 
 CIFAR_SIZE, VIT_SIZE = 32, 224
 CIFAR_TEST = 10_000
+UNBOUNDED = 2**60
+"""A memory budget that everything fits: what is needed is the question here."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +90,19 @@ def expected(cell: Cell, machine: Machine) -> Expected:
         itemsize=4,
         chunk=DEFAULT_CHUNK,
         input_copy=0,
+        weights=4 * counted.parameters,
     )
-    routes = list(estimate(sizes, _speed(machine, forward, classes, counted.live), recipe=setting.recipe))
-    chosen = [_fastest(routes, method) for method in METHODS]
+    unlearning, memory = _unlearning(setting, sizes, _speed(machine, forward, classes, counted.live))
     training = 3 * forward * images * setting.recipe.epochs
     trainings = (len(setting.seeds) + len(setting.retrain_seeds)) * training
     relearning = len(setting.methods) * costs.RELEARNED * costs.EPOCHS_TO_RELEARN * 3 * forward * images / classes
-    unlearning = sum(route.seconds for route in chosen)
     batch = setting.recipe.batch_size * counted.live
     holdout = classes * setting.holdout_per_class if setting.holdout_per_class else CIFAR_TEST
     measuring = (len(setting.methods) + 2) * (images + holdout) * forward
     held = (images + holdout) * 3 * size**2 * 4 + 4 * counted.parameters
     return Expected(
         seconds=trainings + len(setting.seeds) * (unlearning + relearning + measuring),
-        memory=held + batch + max(route.memory for route in chosen),
+        memory=held + batch + memory,
     )
 
 
@@ -132,9 +136,34 @@ def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibra
     rows = (classes + 1) * forward
     # Double precision is a part of the units only, and factorisations do not fill them.
     double, factor = machine.speed / 8, machine.speed / 16
-    return Calibration(forward, rows, 3 * forward, 2 * live, machine.speed, double, factor, machine.read, 1e-5, 1)
+    read = machine.read
+    return Calibration(
+        forward, rows, 3 * forward, 2 * live, machine.speed, double, factor, read, 1e-5, 1, read_many=read, replay=read,
+        step_bytes=live,
+    )  # fmt: skip
 
 
-def _fastest(routes: Sequence[Route], method: str) -> Route:
-    fitting = [route for route in routes if route.method == method and route.rows == "in memory"]
-    return min(fitting, key=lambda route: route.seconds)
+def _unlearning(setting: Setting, sizes: Sizes, speed: Calibration) -> tuple[float, int]:
+    """Seconds of all methods of one seed but Full and Retrain, and the most bytes that one needs; rows are made once."""
+    seconds, memory, rows = 0.0, 0, 0.0
+    for row in setting.methods:
+        if row.method in ("full", "retrain"):
+            continue
+        method = METHODS[row.method]
+        problem = Problem(
+            method=row.method,
+            sizes=sizes,
+            speed=speed,
+            options=method.filled(row.options),
+            given=frozenset(row.options),
+            recipe=setting.recipe,
+            places=("memory",),
+            ready=False,
+            whole_classes=True,
+            memory=UNBOUNDED,
+        )
+        route = chosen(method.cost(problem))
+        assert route is not None
+        shared = problem.linearising_seconds if needs_rows(row.method) else 0.0
+        seconds, rows, memory = seconds + route.seconds - shared, max(rows, shared), max(memory, route.memory)
+    return seconds + rows, memory
