@@ -48,10 +48,7 @@ bench: $(ALL)
 	$(BIN)/python -m benchmarks
 
 tables: $(ALL)
-	$(BIN)/python -m fastntk.experiments tables unlearning
-	$(BIN)/python -m fastntk.experiments tables comparison
-	$(BIN)/python -m fastntk.experiments tables development
-	$(BIN)/python -m fastntk.experiments.results_page
+	$(BIN)/python -m lab pages
 	$(BIN)/python -m benchmarks.report results/bench
 	$(BIN)/python -m benchmarks.oracle_ensembles --page
 

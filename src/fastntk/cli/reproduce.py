@@ -14,8 +14,8 @@ from fastntk.cli.options import Json, Threads, use_threads
 from fastntk.cli.output import Output, progress
 
 if TYPE_CHECKING:
-    from fastntk.experiments.cells import Cell
-    from fastntk.experiments.runner import Step
+    from fastntk.reproduce.cells import Cell
+    from fastntk.reproduce.runner import Step
 
 SHARED = "FASTNTK_SHARED"
 
@@ -41,7 +41,8 @@ def reproduce(
 ) -> None:
     """Reproduce one of the paper's tables: run the cells that are missing, then write them beside the paper's figures.
 
-    One record a cell, method and seed is kept in DIR/records; a run that was stopped, even killed, goes on from there.
+    One record a cell, method and seed, what unlearn and then audit give, is kept in DIR/records; a run that was stopped, even
+    killed, goes on from there. Nothing is written outside DIR and --work.
     Without --real the cells are those that two CPU cores can do; what replaces the paper's network or data is labelled.
 
     Examples:
@@ -53,10 +54,11 @@ def reproduce(
     fastntk reproduce table2 --real --models vit_small --data-root /data/public --out results
     """
     from fastntk.base.errors import InputError
-    from fastntk.experiments.loading import check_files
-    from fastntk.experiments.runner import run_steps
-    from fastntk.experiments.selection import select_cells
-    from fastntk.experiments.tables import plan_cells, write_table
+    from fastntk.reproduce.loading import check_files
+    from fastntk.reproduce.output import write_table
+    from fastntk.reproduce.runner import plan as plan_steps
+    from fastntk.reproduce.runner import run_steps
+    from fastntk.reproduce.selection import select_cells, settings_of
 
     output = Output(as_json=json)
     cells = select_cells(
@@ -73,7 +75,7 @@ def reproduce(
     for folder in (out, work):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file: expected a folder, or a name that is free.")
-    steps = plan_cells(cells, out=out, work=work)
+    steps = plan_steps(settings_of(cells), out=out, work=work)
     record = _announce(output, cells, steps)
     if plan:
         output.finish({"command": "reproduce", "table": table, "plan": record, "expected": _expect(output, cells)})
@@ -105,7 +107,7 @@ def _announce(output: Output, cells: tuple[Cell, ...], steps: list[Step]) -> lis
                 "stand_in": cell.stand_in,
                 "seeds": len(cell.setting.seeds),
                 "trainings": sum(step.kind in ("fit", "retrain") for step in mine),
-                "records": sum(step.kind not in ("fit", "retrain") for step in mine),
+                "records": sum(step.kind == "record" for step in mine),
                 "seconds": sum(step.seconds for step in mine),
             }
         )
@@ -123,7 +125,7 @@ def _expect(output: Output, cells: tuple[Cell, ...]) -> list[dict[str, object]]:
     if not real:
         return []
     from fastntk.base.text import byte_size
-    from fastntk.experiments.expect import CPU, GPU, expected
+    from fastntk.reproduce.expect import CPU, GPU, expected
 
     rows: list[dict[str, object]] = []
     lines = []

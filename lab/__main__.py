@@ -1,0 +1,159 @@
+"""``python -m lab run NAME`` runs what an experiment misses; ``python -m lab pages [NAME …]`` writes pages from the records.
+
+``run comparison`` tunes the baselines first. Reads and writes in the repository it stands in, unless the options say otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab import ROOT
+
+if TYPE_CHECKING:
+    from fastntk.reproduce.setting import Setting
+
+WAIT = "OMP_WAIT_POLICY"
+COMPARISON = "comparison"
+PAGES = ("unlearning", COMPARISON, "development", "tables")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; 2 for a mistake of the caller."""
+    from fastntk.base.errors import InputError
+
+    options = parser().parse_args(arguments)
+    try:
+        return _pages(options) if options.command == "pages" else _run(options)
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    from lab.settings import EXPERIMENTS
+
+    top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run what is missing")
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON]))
+    run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
+    run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
+    run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
+    run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
+    run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
+    pages = commands.add_parser("pages", help="write pages from the records")
+    pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
+    pages.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of pages")
+    pages.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the page whose block of results is filled")
+    for command in (run, pages):
+        command.add_argument("--out", type=Path, default=ROOT / "results", help="folder of records")
+    return top
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+
+    from fastntk.base.errors import InputError
+    from fastntk.base.progress import show_progress
+    from fastntk.reproduce.runner import plan, run_steps
+    from lab import single
+
+    if options.threads is not None:
+        if options.threads < 1:
+            raise InputError(f"--threads must be at least 1, got {options.threads}.")
+        torch.set_num_threads(options.threads)
+    work = options.work or options.out / "work"
+    if options.name == COMPARISON and not options.plan:
+        from lab.comparison import tune
+
+        tune(out=options.out, work=work, shared=options.shared)
+    settings = _settings(options.name, options.out)
+    known = [setting.name for setting in settings]
+    unknown = sorted(set(options.settings or []) - set(known))
+    if unknown:
+        raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
+    settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
+    if options.name == "single":
+        for setting in settings:
+            single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
+        return 0
+    steps = plan(settings, out=options.out, work=work)
+    for setting in settings:
+        mine = [step for step in steps if step.setting == setting]
+        kinds = ", ".join(f"{sum(step.kind == kind for step in mine)} {kind}s" for kind in ("fit", "retrain", "record"))
+        print(f"{setting.name}: {kinds}; about {sum(step.seconds for step in mine) / 60:.0f} min")
+    print(f"all: {len(steps)} steps; about {sum(step.seconds for step in steps) / 60:.0f} min (rough, on two cores)")
+    if not options.plan:
+        with show_progress(enabled=sys.stderr.isatty()):
+            run_steps(steps, shared=options.shared, work=work)
+    return 0
+
+
+def _settings(name: str, out: Path) -> tuple[Setting, ...]:
+    """The experiment's settings; those of the comparison know the baselines that are tuned already."""
+    from lab.comparison import comparison
+    from lab.settings import EXPERIMENTS
+
+    return comparison(out) if name == COMPARISON else EXPERIMENTS[name]
+
+
+def _pages(options: argparse.Namespace) -> int:
+    from fastntk.base.atomic import write_file
+    from fastntk.base.errors import InputError
+
+    unknown = [name for name in options.names if name not in PAGES]
+    if unknown:
+        raise InputError(f"Unknown pages {', '.join(unknown)}: choose from {', '.join(PAGES)}.")
+    for name in options.names or PAGES:
+        for path, content in documents(name, out=options.out, docs=options.docs, readme=options.readme).items():
+            write_file(path, content, overwrite=True)
+            print(f"wrote {path}")
+    return 0
+
+
+def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, bytes]:
+    """The files of one of :data:`PAGES`, by where they go; pages that are filled in have to be there."""
+    from fastntk.reproduce.records import setting_folder
+    from lab.comparison_page import FIGURE, comparison_figure, comparison_page
+    from lab.development_page import development_page
+    from lab.expectation import expectation_table
+    from lab.headline import filled, headline
+    from lab.results_page import results_page
+    from lab.settings import EXPERIMENTS
+    from lab.unlearning_page import page
+
+    if name == COMPARISON:
+        settings = _settings(name, out)
+        return {
+            docs / "comparison.md": comparison_page(settings, out=out).encode(),
+            docs / FIGURE: comparison_figure(settings, out=out),
+        }
+    if name == "development":
+        return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
+    if name == "tables":
+        instructions = docs / "reproduce.md"
+        content = {docs / file: content for file, content in results_page(out=out).items()}
+        return content | {instructions: filled(instructions.read_text("utf-8"), expectation_table()).encode()}
+    first = EXPERIMENTS[name][0]
+    block = headline(first, folder=setting_folder(out, first.name))
+    return {
+        docs / "results-unlearning.md": page(EXPERIMENTS[name], single=EXPERIMENTS["single"], out=out).encode(),
+        readme: filled(readme.read_text("utf-8"), block).encode(),
+    }
+
+
+if __name__ == "__main__":
+    if WAIT not in os.environ:
+        # OpenMP reads this when torch loads it, which importing the package has already done: start again with it set.
+        os.environ[WAIT] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, "-m", "lab", *sys.argv[1:]])
+    sys.exit(main())

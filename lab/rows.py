@@ -1,0 +1,125 @@
+"""Means over seeds of one method, setting and request: what a table's row says, as numbers, projected from audits.
+
+Numbers only; the pages word them. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastntk.reproduce.setting import MethodRow, Request, Setting
+from fastntk.reproduce.summary import SETS, Figure, Record, accuracy, distance, read_records, relearning
+
+PLACES = ("forget", "holdout")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's figures over its seeds.
+
+    ``gap``: accuracy less that of the same seed's Retrain. ``relearn_ratio``: epochs over Retrain's, None where either is
+    censored or was not measured: two models that both exceed the cap are not thereby equal.
+    """
+
+    method: MethodRow
+    seeds: tuple[int, ...]
+    wanted: int
+    accuracy: dict[str, Figure]
+    gap: dict[str, float]
+    relearn: Figure
+    relearn_censored: int
+    relearn_ratio: float | None
+    cap: int
+    recovered: Figure
+    same: dict[str, Figure]
+    others: dict[str, Figure]
+    spread: dict[str, Figure]
+    weight_distance: Figure
+    seconds: Figure
+    ratio_with_rows: Figure
+    ratio_without_rows: Figure
+    uses_rows: bool
+    verdicts: tuple[str, ...]
+
+    def multiple(self, kind: str, where: str) -> float | None:
+        """A distance in units of the seed-to-seed spread; ``kind`` is "same" or "others"."""
+        figure, spread = getattr(self, kind)[where], self.spread[where].mean
+        return None if figure.mean is None or not spread else figure.mean / spread
+
+
+def records_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> list[Record]:
+    """The records that exist, in the order of the seeds."""
+    return read_records(setting.seeds_of(method), request, method, folder=folder)
+
+
+def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> Row | None:
+    """A method's row, None where no seed was run."""
+    records = [record for record in records_of(setting, request, method, folder=folder) if "accuracy" in record["audit"]]
+    if not records:
+        return None
+    relearned = [epochs for record in records if (epochs := relearning(record)) is not None]
+    total = "total_variation"
+    return Row(
+        method=method,
+        seeds=tuple(record["seed"] for record in records),
+        wanted=len(setting.seeds_of(method)),
+        accuracy={name: Figure.of(accuracy(record, name) for record in records) for name in SETS},
+        gap={name: statistics.fmean(_gap(record, name) for record in records) for name in SETS},
+        relearn=Figure.of(one.epochs for one in relearned),
+        relearn_censored=sum(one.censored for one in relearned),
+        relearn_ratio=_relearn_ratio(records),
+        cap=relearned[0].cap,
+        recovered=Figure.of(distance(record, "same_seed", "recovered") for record in records),
+        same={place: Figure.of(distance(record, "same_seed", total, place) for record in records) for place in PLACES},
+        others={place: Figure.of(_others(record, place) for record in records) for place in PLACES},
+        spread={place: Figure.of(_between_retrains(records[0], place)) for place in PLACES},
+        weight_distance=Figure.of(distance(record, "same_seed", "weights") for record in records),
+        seconds=Figure.of(_seconds(record) for record in records),
+        ratio_with_rows=Figure.of(_ratio(record, "with_rows") for record in records),
+        ratio_without_rows=Figure.of(_ratio(record, "without_rows") for record in records),
+        uses_rows=any(record["timings"]["rows"] for record in records),
+        verdicts=tuple(sorted({str(verdict) for record in records if (verdict := _verdict(record))})),
+    )
+
+
+def _relearn_ratio(records: Sequence[Record]) -> float | None:
+    pairs = [(relearning(record), relearning(record, "retrain")) for record in records]
+    if any(one is None or one.censored for pair in pairs for one in pair):
+        return None
+    ours, theirs = (sum(one.epochs for one in side if one is not None) for side in zip(*pairs))
+    return ours / theirs if theirs > 0 else None
+
+
+def _others(record: Record, place: str) -> float | None:
+    """The mean distance to the Retrains of other seeds."""
+    seeds = [seed for seed in record["audit"]["distances"].get("by_seed", {}) if seed != str(record["seed"])]
+    return Figure.of(distance(record, "by_seed", seed, "total_variation", place) for seed in seeds).mean
+
+
+def _between_retrains(record: Record, place: str) -> list[float | None]:
+    pairs = record["audit"]["distances"].get("retrain_pairs", {})
+    return [distance(record, "retrain_pairs", pair, "total_variation", place) for pair in pairs]
+
+
+def _ratio(record: Record, kind: str) -> float:
+    return float(record["timings"]["ratio_to_retrain"]["cpu"][kind])
+
+
+def _gap(record: Record, name: str) -> float:
+    ours, theirs = accuracy(record, name), accuracy(record, name, "retrain")
+    assert ours is not None
+    assert theirs is not None
+    return ours - theirs
+
+
+def _seconds(record: Record) -> float:
+    timings = record["timings"]
+    return float(timings["method"]["cpu"] + (timings["rows"]["cpu"] if timings["rows"] else 0.0))
+
+
+def _verdict(record: Record) -> str | None:
+    verdict = record["audit"]["details"].get("validity", {}).get("verdict")
+    return None if verdict in (None, "ok") else f"{verdict} (seed {record['seed']})"

@@ -1,0 +1,103 @@
+"""One image removed at a time: does the predicted change of its loss and margin follow that of true retraining?
+
+For each of ``REMOVALS`` images, evenly spread over the data: Retrain without it, in the run's batch order, and each method.
+Kept per image: its loss and margin under Full, Retrain and the unlearned networks. The rank correlation of the changes over
+all images is the result (:mod:`lab.unlearning_page`). One JSON record a removal; records that exist are not made
+again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastntk.auditing import margins, mean_loss
+from fastntk.base.digest import json_digest
+from fastntk.reproduce import costs
+from fastntk.reproduce.environment import environment
+from fastntk.reproduce.experiment import Experiment, open_experiment
+from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
+from fastntk.reproduce.records import SETTING_FILE, check_folder, has_record, without, write_record
+from fastntk.reproduce.setting import Setting
+from fastntk.reproduce.step_runner import describe_setting
+from fastntk.tangent.linearisation import Linearisation, linearise_run
+from fastntk.training.network import predict
+from fastntk.unlearning import unlearn
+from lab.settings import REMOVALS
+
+REMOVAL = 1
+"""The schema of a removal's file: losses and margins of one image, which no audit is made of."""
+
+
+def run(
+    setting: Setting,
+    *,
+    out: Path,
+    work: Path,
+    shared: Path,
+    removals: int = REMOVALS,
+    only_plan: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> None:
+    """Make the records that are missing."""
+    check_methods(setting)
+    folder = out / "single" / setting.name
+    check_folder(folder, setting.digest)
+    digest = json_digest([setting.digest, removals, [[m.label, m.method, dict(m.options)] for m in setting.methods]])
+    targets = [folder / f"removal-{number:03d}.json" for number in range(removals)]
+    missing = [number for number, target in enumerate(targets) if not has_record(target, digest, schema=REMOVAL)]
+    minutes = len(missing) * costs.training_seconds(setting) * 1.3 / 60
+    say(f"{setting.name}: {len(missing)} of {removals} removals to do; about {minutes:.0f} min")
+    if only_plan or not missing:
+        return
+    experiment = open_experiment(setting, shared=shared, work=work)
+    describe_setting(folder / SETTING_FILE, experiment)
+    places = torch.linspace(0, len(experiment.samples) - 1, removals).round().long().tolist()
+    linearisation = linearise_run(experiment.run(setting.seeds[0]))
+    started = time.perf_counter()
+    for done, number in enumerate(missing, 1):
+        record = removal(experiment, linearisation, places[number])
+        write_record(targets[number], {"digest": digest, "number": number} | record)
+        left = (time.perf_counter() - started) / done * (len(missing) - done)
+        say(f"[{done}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
+
+
+def removal(experiment: Experiment, linearisation: Linearisation, place: int) -> dict[str, Any]:
+    """The record of removing the sample at one position."""
+    setting, seed = experiment.setting, experiment.setting.seeds[0]
+    inputs, labels = experiment.samples.inputs[[place]], experiment.samples.labels[[place]]
+
+    def figures(vector: Tensor) -> dict[str, float]:
+        logits = predict(experiment.model_with(vector), inputs)
+        return {"loss": mean_loss(logits, labels), "margin": float(margins(logits, labels))}
+
+    keep = torch.ones(len(experiment.samples), dtype=torch.bool)
+    keep[place] = False
+    retrain = experiment.train(seed, keep)
+    methods: dict[str, Any] = {}
+    for method in setting.methods:
+        run = experiment.run(seed)
+        shared = linearisation if needs_rows(method.method) else None
+        ids = [experiment.samples.ids[place]]
+        result = unlearn(run, ids=ids, method=method.method, linearisation=shared, **{**own_seed(method, seed), **method.options})
+        details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "rows")
+        methods[method.label] = figures(result.subset.get()) | {"wall": result.seconds, "details": details}
+    return {
+        "schema": REMOVAL,
+        "setting": setting.name,
+        "configuration": setting.digest,
+        "id": experiment.samples.ids[place],
+        "label": int(labels),
+        "seed": seed,
+        "full": figures(experiment.fitted(seed).vector),
+        "retrain": figures(retrain.vector) | {"wall": retrain.wall, "cpu": retrain.cpu},
+        "methods": methods,
+        "rows_wall": linearisation.seconds,
+        "environment": environment(),
+    }

@@ -1,0 +1,189 @@
+"""A setting made real: the model, the data, and trained weights that are computed once and kept as files.
+
+    <work>/<model>-<training digest>/fit-seed<k>.safetensors
+    <work>/<model>-<training digest>/retrain-<request>-seed<k>.safetensors
+
+Each holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
+pre-trained weights is refused. Runs and Retrains that are handed out have models of their own, which share with one another
+only what no training of an experiment changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fastntk.base.atomic import write_file
+from fastntk.base.digest import json_digest, tensor_digest
+from fastntk.base.errors import InputError
+from fastntk.data import ForgetRequest, Samples, Split, load_source
+from fastntk.data.catalog import select
+from fastntk.data.sources import open_source
+from fastntk.models import build_model, card_of, input_spec
+from fastntk.reproduce.loading import chosen_classes, load_rest
+from fastntk.reproduce.setting import REST, Request, Setting, locate, slug
+from fastntk.training.fitting import train
+from fastntk.training.run import Run
+from fastntk.tuning import Subset, tune
+from fastntk.unlearning.baselines.retrain import retrain_in_place
+from fastntk.unlearning.result import Unlearned
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A tuned vector (d,), the wall and CPU seconds it took, and the threads it had."""
+
+    vector: Tensor
+    wall: float
+    cpu: float
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A setting's model, tuned subset, anchor, data and hold-out set, and the folder of trained weights."""
+
+    setting: Setting
+    model: nn.Module
+    subset: Subset
+    anchor: Tensor
+    samples: Samples
+    holdout: Samples
+    folder: Path
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the bytes that were loaded: training data, anchor, pre-trained weights."""
+        card = card_of(self.model)
+        fingerprint = dict(card.fingerprint) if card else {}
+        return json_digest([self.samples.digest(), tensor_digest(self.anchor), fingerprint])
+
+    def split(self, request: Request) -> Split:
+        """The request on this data."""
+        return ForgetRequest(ids=request.ids(self.samples)).resolve(self.samples)
+
+    def run(self, seed: int) -> Run:
+        """The fine-tuned run of a seed."""
+        model = self.model_with(self.fitted(seed).vector)
+        return Run(model, self.subset.on(model), self.anchor, self.samples, recipe=self.setting.recipe_for(seed))
+
+    def retrain_result(self, run: Run, request: Request, seed: int) -> Unlearned:
+        """The Retrain of a seed as a result of ``unlearn(run, method="retrain")``, from the vector that is kept."""
+        trained, split = self.retrained(request, seed), self.split(request)
+        return Unlearned(
+            run=run,
+            model=self.model_with(trained.vector),
+            delta=trained.vector - run.subset.get(),
+            method="retrain",
+            split=split,
+            seconds=trained.wall,
+            details={"method": "retrain", "options": {}, "seed": seed, "seconds": {"total": trained.wall}},
+        )
+
+    def model_with(self, vector: Tensor) -> nn.Module:
+        """A copy of the model with these tuned parameters (d,); all others are shared, since nothing here changes them."""
+        tuned = {id(parameter) for parameter in self.subset.parameters.values()}
+        rest = [*self.model.parameters(), *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in rest if id(tensor) not in tuned})
+        self.subset.on(model).set(vector)
+        return model
+
+    def fitted(self, seed: int) -> Trained:
+        """Fine-tuned on everything: read, or trained and kept."""
+        return self._read_or_train(fit_file(seed), identity=self.identity, keep=None, seed=seed)
+
+    def retrained(self, request: Request, seed: int) -> Trained:
+        """Retrained without the forget set: read, or trained and kept."""
+        split = self.split(request)
+        keep = torch.ones(len(self.samples), dtype=torch.bool)
+        keep[split.forget] = False
+        identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
+        return self._read_or_train(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
+
+    def train(self, seed: int, keep: Tensor | None) -> Trained:
+        """Train from the anchor, on the kept samples."""
+        recipe = self.setting.recipe_for(seed)
+        wall, cpu = time.perf_counter(), time.process_time()
+        if keep is None:
+            self.subset.set(self.anchor)
+            train(self.model, self.subset, self.samples, recipe)
+        else:
+            retrain_in_place(self.model, self.subset, self.anchor, self.samples, keep, recipe, seed=None)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return Trained(self.subset.get(), wall, cpu, torch.get_num_threads())
+
+    def _read_or_train(self, name: str, *, identity: str, keep: Tensor | None, seed: int) -> Trained:
+        path = self.folder / name
+        if path.exists():
+            return read_vector(path, identity=identity)
+        trained = self.train(seed, keep)
+        write_vector(path, trained, identity=identity)
+        return trained
+
+
+def open_experiment(setting: Setting, *, shared: Path, work: Path) -> Experiment:
+    """Build the model and load the data."""
+    source = locate(setting.data, shared)
+    catalog = open_source(source)
+    names = chosen_classes(setting, catalog.names)
+    classes = select(catalog, images_per_class=setting.images_per_class, only_classes=names).classes
+    weights = None if setting.weights is None else locate(setting.weights, shared)
+    model = build_model(setting.model, num_classes=len(classes), weights=weights, image_size=setting.image_size)
+    subset = tune(
+        model,
+        setting.tune,
+        prompt_length=setting.prompt_length,
+        prompt_blocks=setting.prompt_blocks,
+        seed=setting.prompt_seed,
+    )
+    spec = input_spec(model)
+    samples = load_source(source, spec=spec, images_per_class=setting.images_per_class, only_classes=names)
+    if setting.holdout == REST:
+        holdout = load_rest(catalog, samples, spec=spec, most=setting.holdout_per_class)
+    else:
+        holdout = load_source(locate(setting.holdout, shared), spec=spec, classes=samples.classes)
+    return Experiment(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work))
+
+
+def vector_folder(setting: Setting, work: Path) -> Path:
+    """Where a setting's trained weights lie."""
+    return work / f"{slug(setting.model)}-{setting.training_digest[:12]}"
+
+
+def fit_file(seed: int) -> str:
+    """The name of a fine-tuning's file."""
+    return f"fit-seed{seed}.safetensors"
+
+
+def retrain_file(request: Request, seed: int) -> str:
+    """The name of a retraining's file."""
+    return f"retrain-{request.name}-seed{seed}.safetensors"
+
+
+def write_vector(path: Path, trained: Trained, *, identity: str) -> None:
+    """Keep a tuned vector and what it was made from."""
+    header = {"identity": identity, "wall": repr(trained.wall), "cpu": repr(trained.cpu), "threads": str(trained.threads)}
+    write_file(path, save({"vector": trained.vector}, metadata=header), overwrite=True)
+
+
+def read_vector(path: Path, *, identity: str) -> Trained:
+    """Read trained weights, refusing what was made from other bytes."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header, vector = file.metadata() or {}, file.get_tensor("vector")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is not readable ({error}): delete it, and it is trained again.") from error
+    if header.get("identity") != identity:
+        raise InputError(
+            f"{path} was trained from other data or other pre-trained weights than those loaded now. "
+            "Delete it, or use another --work folder."
+        )
+    return Trained(vector, float(header["wall"]), float(header["cpu"]), int(header["threads"]))

@@ -1,0 +1,102 @@
+"""Records on disk: JSON written whole or not at all, and folders that belong to one configuration.
+
+    <out>/records/<setting>/setting.json                       the configuration and its digest
+    <out>/records/<setting>/<request>/<method>-seed<k>.json    one record, schema ``fastntk-record/2``
+
+    setting, configuration, request, label, method, options, seed    what was asked
+    digest, fastntk, environment                                     what decides the figures, and where they were made
+    timings                                                          seconds of the method, its rows, fine-tuning and Retrain
+    audit                                                            what ``fastntk.audit`` returned, less ``DROPPED``
+    confidences, margins                                             of the forgotten samples, where the setting has evidence
+    converted_from                                                   only where an older runner measured: what it did not
+                                                                     measure is absent from ``audit``
+
+Records belong to settings: tables are selections from this one pool, and share what they have in common. Nothing here knows
+torch or what a figure means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fastntk.base.atomic import write_file
+from fastntk.base.errors import InputError
+
+SCHEMA = "fastntk-record/2"
+DROPPED = ("samples", "loss_histogram", "flow", "definitions")
+"""Parts of an audit that a record leaves out: per sample, bulky, or the same in all."""
+SETTING_FILE = "setting.json"
+POOL = "records"
+
+
+def setting_folder(out: Path, name: str) -> Path:
+    """The folder of a setting's records."""
+    return out / POOL / name
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write one record atomically; numbers JSON lacks become null."""
+    text = json.dumps(jsonable(record), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_file(path, (text + "\n").encode(), overwrite=True)
+
+
+def read_record(path: Path, *, schema: str | int = SCHEMA) -> dict[str, Any]:
+    """Read one record, or say which file is broken."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable record ({error}): delete it and run the experiment again.") from error
+    if not isinstance(record, dict) or record.get("schema") != schema:
+        said = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise InputError(f"{path}: expected schema {schema}, found {said}. Delete it and run again.")
+    return record
+
+
+def check_folder(folder: Path, digest: str) -> None:
+    """Refuse a folder that another configuration made."""
+    path = folder / SETTING_FILE
+    if path.exists():
+        known = read_record(path)["digest"]
+        if known != digest:
+            raise InputError(
+                f"{folder} was made by another configuration ({known[:12]}…, now {digest[:12]}…; see {path.name} there). "
+                "Choose another --out, or move that folder away."
+            )
+    elif folder.is_dir() and any(folder.rglob("*.json")):
+        raise InputError(f"{folder} holds records but no {SETTING_FILE}: move it away, or choose another --out.")
+
+
+def has_record(path: Path, digest: str, *, schema: str | int = SCHEMA) -> bool:
+    """Whether the record is there already; one of another version, method, request or option under this name is refused."""
+    if not path.exists():
+        return False
+    record = read_record(path, schema=schema)
+    if record.get("digest") != digest:
+        raise InputError(
+            f"{path} was made with another method, options or request, or by another version of fastntk (it says "
+            f"{record.get('fastntk', 'none')}). Delete it to run it again, choose another --out, or relabel the method."
+        )
+    return True
+
+
+def jsonable(value: Any) -> Any:
+    """The value with tuples as lists, names as str, and NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def without(value: Any, *names: str) -> Any:
+    """The value with these keys left out at every depth: what differs from run to run."""
+    if isinstance(value, dict):
+        return {name: without(item, *names) for name, item in value.items() if name not in names}
+    if isinstance(value, (list, tuple)):
+        return [without(item, *names) for item in value]
+    return value

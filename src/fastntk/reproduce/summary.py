@@ -1,0 +1,92 @@
+"""Figures of records: small projections of the audit in each, and means over seeds. What is absent is None. Knows no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastntk.reproduce.records import read_record
+from fastntk.reproduce.setting import MethodRow, Request
+
+Record = dict[str, Any]
+SETS = ("retain", "forget", "holdout")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Mean, sample standard deviation (None for one value) and count of what is known; empty where nothing is."""
+
+    mean: float | None
+    std: float | None = None
+    count: int = 0
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Figure:
+        """Over the values that are there."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return cls(None)
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+@dataclass(frozen=True)
+class Relearning:
+    """Epochs until the forgotten samples are known again; a censored count is the cap, a lower bound."""
+
+    epochs: float
+    censored: bool
+    cap: int
+
+
+def read_records(seeds: Sequence[int], request: Request, row: MethodRow, *, folder: Path) -> list[Record]:
+    """The records of a setting's folder that exist, in the order of the seeds."""
+    paths = [folder / request.name / f"{row.slug}-seed{seed}.json" for seed in seeds]
+    return [read_record(path) for path in paths if path.exists()]
+
+
+def accuracy(record: Record, where: str, model: str = "unlearned") -> float | None:
+    """Accuracy of a model of the audit on one of :data:`SETS`."""
+    return _number(record, "accuracy", where, model)
+
+
+def distance(record: Record, *names: str) -> float | None:
+    """A figure of the audit's distances, such as ``"same_seed", "total_variation", "forget"``."""
+    return _number(record, "distances", *names)
+
+
+def attack(record: Record, name: str) -> float | None:
+    """A figure of the population attack on the unlearned model."""
+    return _number(record, "membership", "population", "unlearned", name)
+
+
+def probe(record: Record, kind: str, model: str, where: str) -> float | None:
+    """Accuracy of a model's ``own_head`` or of a ``linear_probe`` on its features."""
+    return _number(record, "probes", kind, model, where)
+
+
+def is_probed(record: Record, model: str) -> bool:
+    """Whether the audit probed the features of a model; the figures are None where they are not finite."""
+    return model in (_part(record, "probes", "linear_probe") or {})
+
+
+def relearning(record: Record, model: str = "unlearned") -> Relearning | None:
+    """How long a model of the audit takes to relearn."""
+    entry = _part(record, "relearn", model)
+    if entry is None:
+        return None
+    return Relearning(float(entry["cap"] if entry["censored"] else entry["epochs"]), entry["censored"], entry["cap"])
+
+
+def _number(record: Record, *names: str) -> float | None:
+    value = _part(record, *names)
+    return None if value is None else float(value)
+
+
+def _part(record: Record, *names: str) -> Any:
+    value: Any = record["audit"]
+    for name in names:
+        value = None if value is None else value.get(name)
+    return value

@@ -1,0 +1,113 @@
+"""The lab's own experiments on a few digits: documents from records, single removals, settings that stay apart, options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.__main__ import main
+from lab.development_page import development_page
+from lab.settings import DEVELOPMENT, UNLEARNING
+from lab.unlearning_page import page
+from tiny_cells import TINY as BASE
+
+from fastntk.reproduce import MethodRow, Request, plan, run_steps
+from fastntk.reproduce.records import without
+from lab import ROOT, single
+
+TINY = replace(
+    BASE,
+    requests=(Request("class", 0), Request("random", 0.2, draw_seed=100)),
+    seeds=(100,),
+    extra_retrain_seeds=(101, 102),
+    methods=(MethodRow("fast-ntk", "fast-ntk"), MethodRow("retrain", "retrain")),
+    probes=False,
+)
+VARYING = ("environment", "wall", "cpu", "rows_wall")
+
+
+def document(out: Path) -> str:
+    return page([TINY], single=[], out=out)
+
+
+def records(out: Path) -> dict[str, Any]:
+    paths = sorted(out.rglob("*.json"))
+    return {str(path.relative_to(out)): without(json.loads(path.read_text()), *VARYING) for path in paths}
+
+
+def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    run_steps(plan([TINY], out=out, work=out / "work"), shared=Path("nowhere"), work=out / "work", say=lambda text: None)
+    text = document(out)
+    assert text == document(out)
+    assert "### tiny: forget class 0" in development_page([TINY], out=out)
+    rows = [line for line in text.splitlines() if line.startswith("| retrain |")]
+    assert len(rows) == 2
+    assert all("[1.00×]" in row for row in rows)
+    assert "not run" not in text
+    shutil.copytree(out / "records", tmp_path / "records")
+    (tmp_path / "records/tiny/class-0/fast-ntk-seed100.json").unlink()
+    lines = [line for line in document(tmp_path).splitlines() if line.startswith("| fast-ntk |")]
+    assert lines[0] == "| fast-ntk |" + " not run |" * 14
+    assert "not run" not in lines[1]
+
+
+def test_single_removals_resume_and_correlate(tmp_path: Path) -> None:
+    setting = dataclasses.replace(
+        TINY,
+        requests=(),
+        extra_retrain_seeds=(),
+        methods=(MethodRow("tangent-replay", "tangent-replay", {"validate": False}),),
+    )
+    folders = {"whole": tmp_path / "whole", "resumed": tmp_path / "resumed"}
+    for out in folders.values():
+        single.run(setting, out=out, work=out / "work", shared=Path("x"), removals=3, say=lambda text: None)
+    lost = folders["resumed"] / "single/tiny/removal-001.json"
+    lost.unlink()
+    single.run(setting, out=lost.parents[2], work=tmp_path / "new", shared=Path("x"), removals=3, say=lambda text: None)
+    assert records(folders["whole"]) == records(folders["resumed"])
+    ids = [record["id"] for name, record in records(folders["whole"]).items() if "removal" in name]
+    assert len(set(ids)) == 3
+    text = page([], single=[setting], out=folders["whole"])
+    assert "| tangent-replay | 3 |" in text
+
+
+def test_reported_settings_and_development_settings_do_not_meet() -> None:
+    reported = {(s.model, request.name) for s in UNLEARNING for request in s.requests}
+    tried = {(s.model, request.name) for s in DEVELOPMENT for request in s.requests}
+    assert not reported & tried
+    assert min(seed for s in DEVELOPMENT for seed in s.seeds) >= 100
+    assert max(seed for s in UNLEARNING for seed in s.retrain_seeds) < 100
+    assert all(len(s.retrain_seeds) >= 3 for s in UNLEARNING)
+    assert {request.value for s in DEVELOPMENT for request in s.requests if request.kind == "class"} <= {7, 8, 9}
+
+
+def test_pages_go_where_the_options_say_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any folder: what is read and written is the repository's own, or what was named."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "docs").mkdir(parents=True)
+    shutil.copyfile(ROOT / "README.md", elsewhere / "README.md")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    named = ["--docs", str(elsewhere / "docs"), "--readme", str(elsewhere / "README.md")]
+    assert main(["pages", "unlearning", "development", *named]) == 0
+    assert list(here.iterdir()) == []
+    assert sorted(path.name for path in (elsewhere / "docs").iterdir()) == ["results-development.md", "results-unlearning.md"]
+    assert main(["pages", "wishes", *named]) == 2
+    assert main(["run", "unlearning", "--settings", "wishes", "--out", str(tmp_path / "new")]) == 2
+
+
+def test_the_package_does_not_know_the_lab() -> None:
+    """Every module of the package imports with the package alone on the path."""
+    code = "import pkgutil, fastntk as f; [__import__(m.name) for m in pkgutil.walk_packages(f.__path__, 'fastntk.')]"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd="/")
