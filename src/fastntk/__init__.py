@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastntk.training.recipe import Recipe
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
-    from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, rehearse, tune_baseline, unlearn
+    from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
 
 __version__ = "0.1.0"
 

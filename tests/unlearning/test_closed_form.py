@@ -174,7 +174,7 @@ def test_rows_in_memory_on_disk_and_streamed_give_one_answer(tmp_path) -> None: 
     scratch = fastntk.unlearn(run, ids=[0, 4], rows="disk", scratch=tmp_path, form="ridge")
     assert torch.equal(scratch.delta, disk.delta)
     assert [path.name for path in tmp_path.iterdir()] == ["rows"], "rows that nobody asked to keep were left behind"
-    with pytest.raises(fastntk.BudgetError, match="rows='disk' with a folder"):
+    with pytest.raises(fastntk.BudgetError, match="rows='disk', with a folder"):
         fastntk.unlearn(run, ids=[0], rows="memory", memory_budget=100)
 
 

@@ -131,6 +131,8 @@ class Plan:
         if least.disk:
             advice[0] += f" and {byte_size(least.disk)} of disk"
         advice[0] += f" ({least.name})"
+        if {route.rows for route in routes} == {"memory"}:
+            advice.append("give rows='disk', with a folder to keep them")
         if s.chunk > 1 and by_network > self.memory_budget / 4:
             advice.append(f"take a smaller chunk (the {s.chunk} images of one now need {byte_size(by_network)})")
         advice += ["tune fewer parameters", "use fewer samples", "or retrain instead"]

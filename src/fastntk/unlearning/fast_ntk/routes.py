@@ -111,11 +111,8 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
         route = _ROUTE.get(solver, solver)
         rank = largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
-        memory += {
-            "primal": 8 * s.parameters**2,
-            "eigen": 16 * s.parameters**2,
-            "dual": 16 * s.retain * s.classes * s.n_rows,
-        }.get(solver, 0)
+        second = {"primal": 8 * s.parameters**2, "eigen": 16 * s.parameters**2, "dual": 16 * s.retain * s.classes * s.n_rows}
+        memory += second.get(solver, 0)
         memory = max(memory, newton_memory(problem)) if form == "auto" else memory
         settings = {"form": form, "because": because, "solver": solver, "rank": rank}
         label = solver if form == "ridge" else f"{solver}, then newton where the loss was not squared"
