@@ -1,6 +1,6 @@
 # make demo   everything on embedded data, offline once installed
 # make test   all extras, then the tests (the default tier; `make slow` runs the long ones)
-# make check  format, lint, strict types, the documentation's links
+# make check  format, lint, strict types, layers, the documentation's links
 # make docs   the documentation as a site, in site/
 # make bench  benchmarks, which print ratios
 # make tables the documents of results, from the records in results/
@@ -34,6 +34,7 @@ check: $(ALL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > $(VENV)/layers.log || { cat $(VENV)/layers.log; exit 1; }
 	$(MKDOCS) --quiet
 
 docs: $(DOCS)

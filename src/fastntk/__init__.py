@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastntk.base.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fastntk.auditing import audit
     from fastntk.base.errors import BudgetError, InputError
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",

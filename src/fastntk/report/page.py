@@ -45,7 +45,7 @@ def write_report(
 
 
 def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] | None) -> dict[str, Any]:
-    from fastntk import __version__
+    from fastntk.base.version import __version__
 
     verdict = record.verdict
     tone, sign, headline = summary.HEADLINES[verdict.level]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastntk import __version__
 from fastntk.base.digest import json_digest
+from fastntk.base.version import __version__
 from fastntk.reproduce import costs
 from fastntk.reproduce.experiment import fit_file, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk import __version__
 from fastntk.auditing import audit, margins
 from fastntk.auditing.predictions import PredictionCache
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.errors import InputError
+from fastntk.base.version import __version__
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained
 from fastntk.reproduce.methods import needs_rows, own_seed

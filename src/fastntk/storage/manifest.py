@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fastntk.base.atomic import is_temporary, new_folder, recover
 from fastntk.base.errors import InputError, listing
+from fastntk.base.version import __version__
 
 FORMAT = "fastntk"
 VERSION = 1
@@ -126,8 +127,6 @@ def file_name(part: str) -> str:
 
 def versions() -> dict[str, str]:
     """What made this folder."""
-    from fastntk import __version__
-
     return {
         "fastntk": __version__,
         "torch": str(torch.__version__),
