@@ -14,9 +14,10 @@ from torch import nn
 
 import fastntk
 from fastntk.base.errors import BudgetError, InputError
+from fastntk.base.live_bytes import LiveBytes
 from fastntk.base.text import duration
 from fastntk.planning import Calibration, Plan, Problem, Route, Sizes, make_plan
-from fastntk.planning.calibration import LiveBytes, live_bytes_per_image
+from fastntk.planning.calibration import live_bytes_per_image
 from fastntk.planning.route import Rows
 from fastntk.tangent import checked_engine
 from fastntk.training.recipe import Recipe

@@ -163,11 +163,10 @@ def forget_row(result: Unlearned, holdout: Samples) -> dict[str, Any]:
     """Accuracies after unlearning, as fractions, and the mean loss of what was forgotten."""
     from torch.nn.functional import cross_entropy
 
-    from fastntk.cli.unlearn import right
-    from fastntk.training.network import predict
+    from fastntk.training.network import accuracy_on, predict
 
     sets = {"retain": result.retained, "forget": result.forgotten, "holdout": holdout}
-    made = {name: right(result.model, samples) for name, samples in sets.items()}
+    made = {name: accuracy_on(result.model, samples) for name, samples in sets.items()}
     outputs = predict(result.model, result.forgotten.inputs)
     loss = float(cross_entropy(outputs.double(), result.forgotten.labels))
     return {"method": result.method, **made, "forget_loss": loss}
@@ -181,9 +180,9 @@ def single_images(run: Run) -> list[str]:
 
 def accuracy_row(name: str, model: nn.Module, *, train: Samples, holdout: Samples) -> dict[str, Any]:
     """Accuracy on both sets, as fractions."""
-    from fastntk.cli.unlearn import right
+    from fastntk.training.network import accuracy_on
 
-    return {"model": name, "train": right(model, train), "holdout": right(model, holdout)}
+    return {"model": name, "train": accuracy_on(model, train), "holdout": accuracy_on(model, holdout)}
 
 
 def is_demo(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size, duration, percent
+from fastntk.base.text import duration, percent
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
@@ -26,9 +26,6 @@ from fastntk.cli.request import (
 from fastntk.unlearning.registry import METHODS
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from fastntk.data import Samples
     from fastntk.unlearning import Unlearned
     from fastntk.unlearning.api import Job
 
@@ -99,7 +96,8 @@ def unlearn(
         labels = None if classes is None else parse_classes(classes, loaded.data)
         job = prepare(earlier or loaded, classes=labels, ids=named, method=method, options=options, measured=True)
         check_not_empty(job)
-        _announce(output, run, job)
+        output.say("Unlearning")
+        output.facts({"run": run, **job.facts()})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
@@ -123,24 +121,6 @@ def check_not_empty(job: Job) -> None:
         raise InputError("the request is empty: name at least one class or id to forget")
 
 
-def _announce(output: Output, folder: Path, job: Job) -> None:
-    """Say what is about to happen and how long it will take."""
-    run, route, retrain = job.task.run, job.plan.route(job.method.name), job.plan.retrain_seconds
-    shown = {name: value for name, value in job.options.items() if name != "scratch"}
-    beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
-    output.say("Unlearning")
-    output.facts(
-        {
-            "run": folder,
-            "request": f"forget {len(job.task.split.forget):,} of {len(run.data):,} samples",
-            "method": ", ".join([job.method.name, *(f"{name} {value}" for name, value in shown.items())]),
-            "tuned": f"{run.subset.numel:,} parameters, {run.data.num_classes} classes",
-            "route": route.name.partition(": ")[2] + (f", {byte_size(route.memory)} of memory" if route.memory else ""),
-            "estimate": f"{duration(route.seconds)} ({beside}), from a short calibration",
-        }
-    )
-
-
 def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:
     """The record that ``--json`` prints; no ids in it."""
     return {
@@ -149,19 +129,9 @@ def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:
         "out": str(out),
         "method": result.method,
         "seconds": result.seconds,
-        "accuracy": {
-            name: {"before": right(result.run.model, samples), "after": right(result.model, samples)}
-            for name, samples in (("retain", result.retained), ("forget", result.forgotten))
-        },
+        "accuracy": result.accuracies(),
         "details": result.details,
     }
-
-
-def right(model: nn.Module, samples: Samples) -> float:
-    """The fraction of samples the model gets right."""
-    from fastntk.training.network import predict
-
-    return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
 
 
 def _tell(output: Output, record: dict[str, Any]) -> bool:

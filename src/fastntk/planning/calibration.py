@@ -1,8 +1,7 @@
 """How fast this machine is on this model: a few seconds of measuring, on which estimates rest.
 
-Times are the best of a few short repeats. Memory is counted, not sampled: :class:`LiveBytes` follows every tensor that
-torch makes and drops, so the peak of a chunk does not depend on what the allocator had at hand. What it cannot see are
-the scratch buffers inside a kernel.
+Times are the best of a few short repeats. Memory is counted, not sampled (:mod:`fastntk.base.live_bytes`), so the peak of a
+chunk does not depend on what the allocator had at hand.
 
 Nothing here changes the model. Not for estimates themselves: see :mod:`fastntk.planning`.
 """
@@ -11,15 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastntk.base.live_bytes import LiveBytes
 from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.training.loop import batch_loss
@@ -80,46 +78,6 @@ def uncalibrated(engine: RowEngine | None, inputs: Tensor) -> Calibration:
         dispatch=unknown,
         threads=torch.get_num_threads(),
     )
-
-
-class LiveBytes(TorchDispatchMode):
-    """While active, counts the bytes of tensors made inside that are alive; ``peak`` is the most there were at once."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
-        self.peak = 0
-        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages((*args, *(kwargs or {}).values()))}
-        for storage in _storages((out,)):
-            # Views and in-place results share a storage that existed before.
-            if storage._cdata not in given and storage._cdata not in self._seen:
-                self._add(storage)
-        return out
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        size, address = storage.nbytes(), storage._cdata
-
-        def gone(_: object) -> None:
-            self.now -= size
-            self._seen.pop(address, None)
-
-        self._seen[address] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-
-def _storages(items: Iterable[Any]) -> Iterable[torch.UntypedStorage]:
-    for item in items:
-        if isinstance(item, Tensor):
-            yield item.untyped_storage()
-        elif isinstance(item, list | tuple):
-            yield from _storages(item)
 
 
 def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fastntk.base.live_bytes import LiveBytes
 from fastntk.models import build_model, logits
 from fastntk.models.torchvision_ops import import_optional
-from fastntk.planning.calibration import Calibration, LiveBytes
+from fastntk.planning.calibration import Calibration
 from fastntk.planning.problem import Problem
 from fastntk.planning.route import chosen
 from fastntk.planning.sizes import Sizes

@@ -55,6 +55,11 @@ def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 256) -> Tenso
         return torch.cat([logits(model, batch) for batch in batches])
 
 
+def accuracy_on(model: nn.Module, samples: Samples) -> float:
+    """The fraction of the samples that the model classifies correctly."""
+    return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
+
+
 def check_samples(model: nn.Module, samples: Samples) -> int:
     """Return the number of classes C; refuse inputs the model cannot take and labels it cannot name."""
     if len(samples) == 0:

@@ -19,6 +19,7 @@ import torch
 
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
+from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
 from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
 from fastntk.planning.route import Rows
@@ -103,6 +104,21 @@ class Job:
     previous: Unlearned | None
     started: float
 
+    def facts(self) -> dict[str, str]:
+        """What is about to happen, what it takes, and what Retrain would take: name and value, for people."""
+        run, split, retrain = self.task.run, self.task.split, self.plan.retrain_seconds
+        route = self.plan.route(self.method.name)
+        words = [self.method.name, *(f"{name} {value}" for name, value in self.options.items() if name != "scratch")]
+        memory = f", {byte_size(route.memory)} of memory" if route.memory else ""
+        beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
+        return {
+            "request": f"forget {len(split.forget):,} of {len(run.data):,} samples",
+            "method": ", ".join(words),
+            "tuned": f"{run.subset.numel:,} parameters, {run.data.num_classes} classes",
+            "route": route.name.partition(": ")[2] + memory,
+            "estimate": f"{duration(route.seconds)} ({beside}), from a short calibration",
+        }
+
     def execute(self) -> Unlearned:
         """Do it."""
         task, origin = self.task, self.task.run
@@ -115,7 +131,11 @@ class Job:
         details = {
             "method": self.method.name,
             "summary": self.method.summary,
-            "options": {name: str(value) if isinstance(value, Path) else value for name, value in self.options.items()},
+            "options": {
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in self.options.items()
+                if name != "scratch"  # a folder of this machine that holds nothing any more
+            },
             "request": _request_details(origin, task.split, self.previous),
             **outcome.details,
             **renew_statistics(origin, model, task.split),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fastntk.data import Samples, Split
+from fastntk.training.network import accuracy_on
 from fastntk.training.run import Run
 from fastntk.tuning import Subset
 
@@ -47,3 +48,10 @@ class Unlearned:
     def forgotten(self) -> Samples:
         """The samples that were asked to go, over all chained requests."""
         return self.run.data.subset(self.split.forget)
+
+    def accuracies(self) -> dict[str, dict[str, float]]:
+        """Accuracy ``before`` and ``after`` on the ``retain`` and the ``forget`` set, as fractions."""
+        return {
+            name: {"before": accuracy_on(self.run.model, samples), "after": accuracy_on(self.model, samples)}
+            for name, samples in (("retain", self.retained), ("forget", self.forgotten))
+        }
