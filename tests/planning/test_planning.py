@@ -18,7 +18,7 @@ from fastntk.base.live_bytes import LiveBytes
 from fastntk.base.text import duration
 from fastntk.planning import Calibration, Plan, Problem, Route, Sizes, make_plan
 from fastntk.planning.calibration import live_bytes_per_image
-from fastntk.planning.route import Rows
+from fastntk.planning.problem import Rows
 from fastntk.tangent import checked_engine
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.api import prepare, with_rows

@@ -21,7 +21,7 @@ from fastntk.unlearning.baselines.fisher import fisher, noise_deviation
 from fastntk.unlearning.baselines.push_away import MOST_EPOCHS
 from fastntk.unlearning.baselines.salun import forget_gradient, most_salient
 from fastntk.unlearning.baselines.scrub import divergence
-from fastntk.unlearning.task import Task
+from fastntk.unlearning.method import Task
 
 TRAINED = ("fine-tune", "neggrad+", "scrub", "salun")
 NEW = (*TRAINED, "ssd", "fisher")

@@ -18,7 +18,7 @@ from fastntk.unlearning.tangent_replay.blending import regression_weight
 from fastntk.unlearning.tangent_replay.path_models import path_models
 from fastntk.unlearning.tangent_replay.replay import replay
 from fastntk.unlearning.tangent_replay.selection import nearest
-from fastntk.unlearning.validity import RETRAIN
+from fastntk.unlearning.update import RETRAIN
 
 
 def small_data(n: int = 60, classes: int = 4, *, dtype: torch.dtype = torch.float32) -> fastntk.Samples:

@@ -48,7 +48,7 @@ def plan(
     fastntk plan runs/digits --ids-file deletions.txt --method tangent-replay --memory-budget 4GB
     """
     output = Output(as_json=json)
-    named = check_request(classes, ids, ids_file)
+    sample_ids = check_request(classes, ids, ids_file)
     asked = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
 
     from fastntk.data.request import parse_classes
@@ -62,7 +62,7 @@ def plan(
         loaded = open_run(run, data)
         labels = None if classes is None else parse_classes(classes, loaded.data)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        result = make_plan(loaded, classes=labels, ids=named, method=methods, **asked)
+        result = make_plan(loaded, classes=labels, ids=sample_ids, method=methods, **asked)
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds

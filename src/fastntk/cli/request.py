@@ -40,10 +40,10 @@ def check_request(classes: str | None, ids: str | None, ids_file: Path | None) -
         raise InputError("Nothing to forget: give --classes, --ids or --ids-file.")
     if ids is None and ids_file is None:
         return None
-    named = [] if ids is None else [part.strip() for part in ids.split(",") if part.strip()]
-    if ids is not None and not named:
+    sample_ids = [] if ids is None else [part.strip() for part in ids.split(",") if part.strip()]
+    if ids is not None and not sample_ids:
         raise InputError(f"--ids {ids!r} names no id: give ids joined by commas.")
-    return tuple(named + ([] if ids_file is None else _ids_in(ids_file)))
+    return tuple(sample_ids + ([] if ids_file is None else _ids_in(ids_file)))
 
 
 def _ids_in(path: Path) -> list[str]:

@@ -77,7 +77,7 @@ def unlearn(
     from fastntk.base.atomic import check_output
 
     output = Output(as_json=json)
-    named = check_request(classes, ids, ids_file)
+    sample_ids = check_request(classes, ids, ids_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
     from fastntk.data.request import parse_classes
@@ -94,7 +94,7 @@ def unlearn(
         loaded = open_run(run, data)
         earlier = None if after is None else load_result(after, loaded)
         labels = None if classes is None else parse_classes(classes, loaded.data)
-        job = prepare(earlier or loaded, classes=labels, ids=named, method=method, options=options, measured=True)
+        job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
         output.facts({"run": run, **job.facts()})

@@ -5,9 +5,7 @@ A method says its routes (:class:`Route`) for a :class:`Problem`; :func:`make_pl
 
 from fastntk.planning.calibration import Calibration, calibrate, uncalibrated
 from fastntk.planning.plan import Plan, disk_budget, make_plan
-from fastntk.planning.problem import Problem
-from fastntk.planning.route import Route
-from fastntk.planning.sizes import Sizes, sizes_of
+from fastntk.planning.problem import Problem, Route, Sizes, sizes_of
 
 __all__ = [
     "Calibration",

@@ -18,8 +18,7 @@ from typing import Any
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.text import byte_size, duration
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.route import Route, chosen
-from fastntk.planning.sizes import Sizes
+from fastntk.planning.problem import Route, Sizes, chosen
 
 DISK_SHARE = 0.9
 """Of the disk that is free, where no budget is given."""
@@ -104,7 +103,7 @@ class Plan:
             later = "" if best.rows == "none" else " Later requests can reuse stored rows."
             return f"{first}, Retrain {duration(retrain)}: {ratio:.1f} times as long.{later}"
         return (
-            f"The first request is dearer than Retrain: about {duration(best.seconds)} (rows alone "
+            f"The first request costs more than Retrain: about {duration(best.seconds)} (rows alone "
             f"{duration(self.rows_seconds)}) against {duration(retrain)}. Rows take {self.sizes.classes + 1} forward passes an "
             f"image (C + 1), Retrain 2 to 3 an image and epoch ({self.epochs} epochs). Only reuse of stored rows over several "
             "requests pays; for a single one, retrain."

@@ -1,4 +1,5 @@
-"""What a method's cost is asked about: sizes, speeds, options, the recipe, and where rows may be.
+"""What is planned: the sizes of a request (:class:`Sizes`), the ways there are (:class:`Route`), and what a method is asked about
+them (:class:`Problem`).
 
 The pieces that several methods' costs are made of are here too. With n images, C classes, b tuned parameters outside the head,
 and rows of s bytes a number: rows take (C + 1) forward passes an image and n·C·b·s bytes where they are stored.
@@ -7,15 +8,154 @@ and rows of s bytes a number: rows take (C + 1) forward passes an image and n·C
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.errors import InputError
 from fastntk.base.memory import available_memory
+from fastntk.base.text import byte_size, duration
+from fastntk.data import Split
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.route import Route, Rows
-from fastntk.planning.sizes import Sizes
+from fastntk.tangent import RowEngine
+from fastntk.tangent.rows import DEFAULT_CHUNK
 from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
+
+Rows = Literal["memory", "disk", "stream", "none"]
+ROWS_IN_WORDS = {"memory": "rows in memory", "disk": "rows on disk", "stream": "rows made as needed", "none": "no rows"}
+
+
+@dataclass(frozen=True)
+class Route:
+    """``rows``: where the Jacobian rows are; ``solver``: what computes the update; ``seconds`` (NaN: not estimated), ``memory``
+    and ``disk`` in bytes, above the process as it is.
+
+    ``settings``: what the method is told to do, so that what was planned is what runs. ``bounded``: whether the memory is held
+    to the budget; training passes need what the fine-tuning needed, and are not.
+    """
+
+    method: str
+    rows: Rows
+    solver: str
+    seconds: float
+    memory: int = 0
+    disk: int = 0
+    fits: bool = True
+    why_not: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    bounded: bool = True
+
+    @property
+    def name(self) -> str:
+        """For people: method, rows and solver."""
+        return ", ".join(part for part in (f"{self.method}: {ROWS_IN_WORDS[self.rows]}", self.solver) if part)
+
+    def judged(self, *, memory: int, disk: int) -> Route:
+        """The same with whether it fits; one that is out for another reason stays out."""
+        if not self.fits:
+            return self
+        reasons = []
+        if self.bounded and self.memory > memory:
+            reasons.append("above the memory budget")
+        if self.disk > disk:
+            reasons.append("above the disk budget")
+        return replace(self, fits=not reasons, why_not=", ".join(reasons))
+
+    def details(self) -> dict[str, Any]:
+        """JSON-able; seconds that were not estimated are None."""
+        return {
+            "method": self.method,
+            "rows": self.rows,
+            "solver": self.solver,
+            "seconds": self.seconds if math.isfinite(self.seconds) else None,
+            "memory": self.memory,
+            "disk": self.disk,
+            "fits": self.fits,
+            "why_not": self.why_not,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """A row of the plan's table."""
+        seconds = duration(self.seconds) if math.isfinite(self.seconds) else "?"
+        return (self.name, seconds, byte_size(self.memory) if self.memory else "-", byte_size(self.disk) if self.disk else "-")
+
+
+def chosen(routes: Sequence[Route]) -> Route | None:
+    """The first that fits: a method names its routes in the order in which it prefers them."""
+    return next((route for route in routes if route.fits), None)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts of a run and a request. ``body``: tuned parameters outside the head; ``features``: the head's inputs, 0 where no
+    closed form exists for it; ``itemsize``: bytes a number of the rows; ``input_copy``: bytes of the copy that convolutions are
+    given; ``weights``: bytes of the whole model.
+
+    For a method without rows no engine is made, and ``body`` and ``features`` are 0.
+    """
+
+    samples: int
+    retain: int
+    classes: int
+    parameters: int
+    body: int
+    features: int
+    itemsize: int
+    chunk: int
+    input_copy: int
+    weights: int = 0
+
+    @property
+    def forget(self) -> int:
+        """Samples that go."""
+        return self.samples - self.retain
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of J, n·C."""
+        return self.samples * self.classes
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all rows, the head's block as features."""
+        return self.samples * (self.classes * self.body + self.features) * self.itemsize
+
+    @property
+    def body_row_bytes(self) -> int:
+        """Bytes of one image's rows outside the head."""
+        return self.classes * self.body * self.itemsize
+
+
+def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | None) -> Sizes:
+    """The sizes of a request; without an engine, those that need none."""
+    size = DEFAULT_CHUNK if chunk is None else chunk
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InputError(f"chunk must be ≥ 1, got {size}.")
+    samples = run.data
+    return Sizes(
+        samples=len(samples),
+        retain=len(split.retain),
+        classes=samples.num_classes if engine is None else engine.classes,
+        parameters=run.subset.numel,
+        body=0 if engine is None else len(engine.body_columns),
+        features=0 if engine is None or engine.weight_columns is None else int(engine.weight_columns.shape[1]),
+        itemsize=samples.inputs.dtype.itemsize,
+        chunk=min(size, len(samples)),
+        input_copy=_input_copy(run.model, samples.inputs),
+        weights=sum(tensor.nbytes for tensor in run.model.state_dict().values()),
+    )
+
+
+def _input_copy(model: nn.Module, inputs: Tensor) -> int:
+    """Bytes of the channels-last copy that convolutions are given."""
+    convolves = inputs.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return inputs.nbytes if convolves and not inputs.is_contiguous(memory_format=torch.channels_last) else 0
+
 
 DISK_RATE = 3e8
 """Bytes a second that estimates assume for rows which the system cannot keep in memory."""

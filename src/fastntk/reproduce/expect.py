@@ -21,9 +21,7 @@ from fastntk.base.live_bytes import LiveBytes
 from fastntk.models import build_model, logits
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.problem import Problem
-from fastntk.planning.route import chosen
-from fastntk.planning.sizes import Sizes
+from fastntk.planning.problem import Problem, Sizes, chosen
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import Cell
 from fastntk.reproduce.methods import needs_rows

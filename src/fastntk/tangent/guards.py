@@ -104,8 +104,8 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
     for i in range(len(inputs)):
         expected = _gradients(engine.model, parameters, inputs, u, i)
         for name, gradient in expected.items():
-            made = torch.einsum("c,cd->d", u, rows[i][:, engine.slices[name]])
-            if not _close(made, gradient.reshape(-1), tolerance=ROWS_TOLERANCE if inputs.dtype == torch.float32 else 1e-7):
+            product = torch.einsum("c,cd->d", u, rows[i][:, engine.slices[name]])
+            if not _close(product, gradient.reshape(-1), tolerance=ROWS_TOLERANCE if inputs.dtype == torch.float32 else 1e-7):
                 wrong.add(name)
     fixed = wrong & set(engine.direct)
     if wrong - fixed:
@@ -124,11 +124,11 @@ def _gradients(
     try:
         with torch.enable_grad():
             output = logits(model, inputs)[sample]
-            found = torch.autograd.grad((output * u).sum(), list(parameters.values()), allow_unused=True)
+            gradients = torch.autograd.grad((output * u).sum(), list(parameters.values()), allow_unused=True)
     finally:
         for name, p in parameters.items():
             p.requires_grad_(flags[name])
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), found)}
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), gradients)}
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

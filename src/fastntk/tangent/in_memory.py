@@ -62,8 +62,8 @@ def accumulate(
 def _join(engine: RowEngine, parts: list[HeadRows]) -> HeadRows:
     if len(parts) == 1:
         return parts[0]
-    kept = [rows.features for rows in parts if rows.features is not None]
-    return engine.assemble(torch.cat([rows.body for rows in parts]), torch.cat(kept) if kept else None)
+    features = [rows.features for rows in parts if rows.features is not None]
+    return engine.assemble(torch.cat([rows.body for rows in parts]), torch.cat(features) if features else None)
 
 
 def _tracked(engine: RowEngine, inputs: Tensor, chunk: int | None) -> Iterator[tuple[slice, HeadRows]]:

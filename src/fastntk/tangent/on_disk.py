@@ -138,7 +138,7 @@ def _progress_of(folder: Path, key: dict[str, Any]) -> tuple[int, bool]:
     path = folder / STATE
     try:
         state = json.loads(path.read_text("utf-8"))
-        found, done, complete = state["key"], int(state["chunks"]), bool(state["complete"])
+        stored, done, complete = state["key"], int(state["chunks"]), bool(state["complete"])
     except (FileNotFoundError, NotADirectoryError):
         if folder.is_dir():
             other = [entry.name for entry in folder.iterdir() if not is_temporary(entry)]
@@ -150,8 +150,8 @@ def _progress_of(folder: Path, key: dict[str, Any]) -> tuple[int, bool]:
         return 0, False
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): delete the folder and compute the rows again.") from error
-    if found != key:
-        names = [name for name in key if not isinstance(found, dict) or found.get(name) != key[name]]
+    if stored != key:
+        names = [name for name in key if not isinstance(stored, dict) or stored.get(name) != key[name]]
         raise InputError(
             f"{folder} holds rows for something else: it differs in {listing(names)}. "
             "Give another folder, or delete this one to compute the rows again."
@@ -173,26 +173,26 @@ def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File],
     """Write the chunks that are missing; what this call made is taken back if not even one could be kept."""
     missing = [folder, *folder.parents]
     missing = missing[: next(i for i, path in enumerate(missing) if path.exists())]
-    made: list[Path] = [] if done else [folder / STATE, *(file.path for file in files)]
-    kept = done
+    new: list[Path] = [] if done else [folder / STATE, *(file.path for file in files)]
+    finished = done
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, files)
         if done == 0:
             _record(folder, key, 0)
         with _opened(folder, files, fresh=done == 0) as handles:
-            for finished in _write_chunks(engine, inputs, files, handles, chunk=key["chunk"], done=done):
-                _record(folder, key, finished, complete=finished == math.ceil(len(inputs) / key["chunk"]))
-                kept = finished
+            for count in _write_chunks(engine, inputs, files, handles, chunk=key["chunk"], done=done):
+                _record(folder, key, count, complete=count == math.ceil(len(inputs) / key["chunk"]))
+                finished = count
     except BaseException as error:
         busy = isinstance(error, BlockingIOError)
-        if kept == 0 and not busy:
-            _take_back(made, missing)
+        if finished == 0 and not busy:
+            _take_back(new, missing)
         if busy:
             raise InputError(f"Another process is writing rows to {folder}: wait for it or give another folder.") from error
         if not isinstance(error, OSError):
             raise
-        raise _explained(error, folder, files, kept=kept) from error
+        raise _explained(error, folder, files, finished=finished) from error
 
 
 def _write_chunks(
@@ -265,9 +265,9 @@ def _check_space(folder: Path, files: list[_File]) -> None:
         raise BudgetError(f"The rows need {byte_size(needed)} on the disk of {folder}, {byte_size(free)} are free. {_advice()}")
 
 
-def _explained(error: OSError, folder: Path, files: list[_File], *, kept: int) -> InputError:
+def _explained(error: OSError, folder: Path, files: list[_File], *, finished: int) -> InputError:
     total = byte_size(sum(file.size for file in files))
-    left = f"; {kept} finished chunks are kept, the same call resumes there" if kept else "; nothing was left behind"
+    left = f"; {finished} finished chunks are kept, the same call resumes there" if finished else "; nothing was left behind"
     if error.errno in _FULL:
         return BudgetError(f"The disk (or quota) of {folder} is full: the rows need {total}{left}. {_advice()}")
     return InputError(f"Rows cannot be written to {folder}: {error.strerror or error}{left}. Give a writable folder.")
@@ -277,8 +277,8 @@ def _advice() -> str:
     return "Free some space, give a folder on another disk, tune fewer parameters or use fewer samples."
 
 
-def _take_back(made: list[Path], folders: list[Path]) -> None:
-    for path in made:
+def _take_back(files: list[Path], folders: list[Path]) -> None:
+    for path in files:
         with contextlib.suppress(OSError):
             path.unlink()
     for path in folders:

@@ -69,8 +69,8 @@ class TangentOperator:
         for x, weights in zip(self.inputs.split(self.chunk), u.to(self.inputs.dtype).split(self.chunk)):
             with torch.enable_grad():
                 output = logits(_Bound(self.engine.model, leaves), x)
-                found = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
-            flat = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), found)]
+                gradients = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
+            flat = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), gradients)]
             total += torch.cat([g.reshape(-1) for g in flat]).double()
         return total.to(u.dtype)
 

@@ -127,13 +127,13 @@ class RowEngine:
     @torch.no_grad()
     def outputs(self, inputs: Tensor, *, chunk: int = 128) -> tuple[Tensor, Tensor | None]:
         """Logits (n, C) and, where the head closes the model, its features (n, H); no derivatives."""
-        made, kept = [], []
+        outputs, features = [], []
         for part in fast_layout(self.model, inputs).split(chunk):
             with SiteMode({}, lambda name, rows: None, head=self.head[1] if self.head else None) as mode:
-                made.append(logits(self.model, part))
+                outputs.append(logits(self.model, part))
             if mode.features is not None:
-                kept.append(mode.features)
-        return torch.cat(made), torch.cat(kept) if kept else None
+                features.append(mode.features)
+        return torch.cat(outputs), torch.cat(features) if features else None
 
     def probed_rows(self, inputs: Tensor, probes: Tensor) -> Tensor:
         """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d).
@@ -281,12 +281,12 @@ def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | N
 
 def _closes(mode: SiteMode, output: Tensor) -> bool:
     """Whether the head was called once, on flat features, and its output is the model's."""
-    made, features = mode.head_output, mode.features
+    head_output, features = mode.head_output, mode.features
     return (
-        made is not None
+        head_output is not None
         and features is not None
         and features.dim() == 2
-        and (made is output or (made.shape == output.shape and torch.equal(made, output)))
+        and (head_output is output or (head_output.shape == output.shape and torch.equal(head_output, output)))
     )
 
 

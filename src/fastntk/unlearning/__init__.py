@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastntk.unlearning.api import plan, prepare, unlearn
     from fastntk.unlearning.baseline_tuning import TunedBaseline, tune_baseline
-    from fastntk.unlearning.method import Method, Outcome
+    from fastntk.unlearning.method import Method, Outcome, Task
     from fastntk.unlearning.registry import METHODS, register, unregister
     from fastntk.unlearning.rehearsal import Rehearsal, rehearse
     from fastntk.unlearning.result import Unlearned
-    from fastntk.unlearning.task import Task
 
 __all__ = [
     "METHODS",
@@ -39,7 +38,7 @@ _HOMES = {
     "Method": "method",
     "Outcome": "method",
     "Rehearsal": "rehearsal",
-    "Task": "task",
+    "Task": "method",
     "TunedBaseline": "baseline_tuning",
     "Unlearned": "result",
     "plan": "api",

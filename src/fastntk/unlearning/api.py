@@ -22,15 +22,14 @@ from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
 from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
-from fastntk.planning.route import Rows
+from fastntk.planning.problem import Rows
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
-from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions
+from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task
 from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
-from fastntk.unlearning.task import Task
 
 Names = Sequence[int | str] | None
 
@@ -82,10 +81,10 @@ def plan(
     rows = RowOptions(**{**given, **{name: value for name, value in options.items() if name in ROW_OPTIONS}})
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
     task = Task(run, split, row_options=rows)
-    made = _plan(task, {each: each.checked(options) for each in methods}, measured=True)
-    if not made.chosen:
-        made.route(names[0])
-    return made
+    result = _plan(task, {each: each.checked(options) for each in methods}, measured=True)
+    if not result.chosen:
+        result.route(names[0])  # says why
+    return result
 
 
 def with_rows() -> list[str]:
@@ -248,11 +247,11 @@ def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -
     split = request.resolve(run.data, allow_empty=True)
     if previous is None:
         return split
-    gone = set(previous.split.forget.tolist())
-    again = [run.data.ids[i] for i in split.forget.tolist() if i in gone]
+    earlier = set(previous.split.forget.tolist())
+    again = [run.data.ids[i] for i in split.forget.tolist() if i in earlier]
     if again and classes is None:
         raise InputError(f"Already forgotten by the earlier request: {', '.join(again[:8])}.")
-    union = sorted(gone | set(split.forget.tolist()))
+    union = sorted(earlier | set(split.forget.tolist()))
     return ForgetRequest(ids=tuple(run.data.ids[i] for i in union)).resolve(run.data, allow_empty=True)
 
 

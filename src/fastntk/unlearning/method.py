@@ -1,4 +1,5 @@
-"""A method of unlearning, as data: what it is called and does, runs, costs, needs, takes, and how it is tuned.
+"""A method of unlearning, as data: what it is called and does, runs, costs, needs, takes, and how it is tuned; what it is given,
+a :class:`Task`, and gives back, an :class:`Outcome`.
 
 Everything else (command line, plans, reports, tuning, tables) reads this. A method is one file that ends in
 ``METHOD = Method(…)`` and one line in :mod:`fastntk.unlearning.registry`.
@@ -16,8 +17,13 @@ from typing import Any, Literal, get_args, get_type_hints
 from torch import Tensor
 
 from fastntk.base.errors import InputError
+from fastntk.data import Split
 from fastntk.planning import Problem, Route
-from fastntk.tangent.linearisation import Point, RowsAt
+from fastntk.tangent import RowEngine, checked_engine
+from fastntk.tangent.linearisation import Linearisation, Point, RowsAt, linearise
+from fastntk.training.network import check_samples, fast_copy
+from fastntk.training.recipe import Recipe
+from fastntk.training.run import Run
 
 Need = Literal["recipe", "rows", "engine"]
 """``recipe``: how the run was trained; ``rows``: the linearisation; ``engine``: gradients of single samples."""
@@ -56,6 +62,60 @@ class RowOptions:
 
 
 ROW_OPTIONS = tuple(option.name for option in fields(RowOptions))
+
+
+@dataclass(eq=False)
+class Task:
+    """A request on a run. ``stages``: seconds by stage, filled in as they pass."""
+
+    run: Run
+    split: Split
+    linearisation: Linearisation | None = None
+    row_options: RowOptions = field(default_factory=RowOptions)
+    route: Route | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def keep(self) -> Tensor:
+        """True for samples that stay, (n,)."""
+        return self.split.keep
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe, or an error that says what to do without one."""
+        if self.run.recipe is None:
+            raise InputError(
+                "This method replays the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
+                "settings the model was fine-tuned with; or use method='fast-ntk', which needs only the anchor."
+            )
+        return self.run.recipe
+
+    @cached_property
+    def engine(self) -> RowEngine:
+        """The engine on a working copy of the run's model, guarded once; that of the linearisation where there is one."""
+        if self.linearisation is not None:
+            return self.linearisation.engine
+        check_samples(self.run.model, self.run.data)
+        work = fast_copy(self.run)
+        return checked_engine(work, self.run.subset.on(work), self.run.data.inputs)
+
+    def linearised(self) -> Linearisation:
+        """The linearisation that was handed in, or a new one by the route."""
+        asked = self.row_options
+        if self.linearisation is None:
+            assert self.route is not None
+            assert self.route.rows != "none"
+            self.linearisation = linearise(
+                self.run,
+                self.engine,
+                at=asked.at,
+                place=self.route.rows,
+                folder=asked.folder,
+                scratch=asked.scratch,
+                chunk=asked.chunk,
+            )
+            self.stages["rows"] = self.linearisation.seconds
+        return self.linearisation
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ every trial. No hold-out set and no retrained model is looked at. The judgement 
 
 V: accuracy on the validation samples. G: how differently the forgotten samples are treated from samples never seen.
 
-    samples of a class that goes as a whole       G = accuracy on them             who never saw a class never names it
+    samples of a class that goes as a whole       G = accuracy on them             who never saw a class never predicts it
     other samples                                 G = ½|A_f − A_v| + ½|L_f − L_v|/(L_f + L_v)
 
 A and L are accuracy and mean loss; those on validation samples (v) are averaged class by class with the forgotten samples' own
@@ -61,24 +61,24 @@ class Rehearsal:
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         """The score of a model, and what it is made of: V and G as above, and accuracy and loss on the forgotten samples."""
-        gone, unseen = self.forgotten, self.validation
-        right, loss = _answers(model, gone)
-        right_unseen, loss_unseen = _answers(model, unseen)
-        whole = torch.isin(gone.labels, torch.tensor(self.whole_classes, dtype=torch.int64))
-        gap = right[whole].sum()
+        forgotten, unseen = self.forgotten, self.validation
+        correct, loss = _predictions(model, forgotten)
+        correct_unseen, loss_unseen = _predictions(model, unseen)
+        whole = torch.isin(forgotten.labels, torch.tensor(self.whole_classes, dtype=torch.int64))
+        gap = correct[whole].sum()
         if not bool(whole.all()):
-            counts = torch.bincount(gone.labels[~whole], minlength=gone.num_classes)
-            accuracy, mean = right[~whole].mean(), loss[~whole].mean()
-            other = _class_means(right_unseen, unseen.labels, counts)
+            counts = torch.bincount(forgotten.labels[~whole], minlength=forgotten.num_classes)
+            accuracy, mean = correct[~whole].mean(), loss[~whole].mean()
+            other = _class_means(correct_unseen, unseen.labels, counts)
             other_mean = _class_means(loss_unseen, unseen.labels, counts)
             apart = 0.5 * (accuracy - other).abs() + 0.5 * (mean - other_mean).abs() / (mean + other_mean).clamp(min=1e-300)
             gap = gap + (~whole).sum() * apart
-        gap = gap / len(gone)
+        gap = gap / len(forgotten)
         return {
-            "score": float(1 - right_unseen.mean() + gap),
-            "validation_accuracy": float(right_unseen.mean()),
+            "score": float(1 - correct_unseen.mean() + gap),
+            "validation_accuracy": float(correct_unseen.mean()),
             "forget_gap": float(gap),
-            "forget_accuracy": float(right.mean()),
+            "forget_accuracy": float(correct.mean()),
             "forget_loss": float(loss.mean()),
             "validation_loss": float(loss_unseen.mean()),
         }
@@ -113,13 +113,13 @@ def rehearse(
         raise InputError(
             f"No validation samples for the classes {listing(missing) or 'that stay'}: each needs two retained samples or more."
         )
-    kept = torch.ones(len(data), dtype=torch.bool)
-    kept[aside] = False
+    trained = torch.ones(len(data), dtype=torch.bool)
+    trained[aside] = False
     started = time.perf_counter()
     model = working_copy(run)
     subset = run.subset.on(model)
     subset.set(run.anchor)
-    again = fit(model, subset, data.subset(kept.nonzero().flatten()), run.recipe)
+    again = fit(model, subset, data.subset(trained.nonzero().flatten()), run.recipe)
     return Rehearsal(
         origin=run,
         run=again,
@@ -142,8 +142,8 @@ def stratified(labels: Tensor, positions: Tensor, share: float, draws: torch.Gen
     return torch.cat(drawn).sort().values
 
 
-def _answers(model: nn.Module, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Per sample in float64: 1 where right, and the cross-entropy; (n,) each."""
+def _predictions(model: nn.Module, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Per sample in float64: 1 where correct, and the cross-entropy; (n,) each."""
     outputs, labels = predict(model, samples.inputs).double().cpu(), samples.labels.cpu()
     return (outputs.argmax(1) == labels).double(), F.cross_entropy(outputs, labels, reduction="none")
 

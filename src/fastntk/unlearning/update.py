@@ -1,4 +1,17 @@
-"""What the linearised methods do with their update Δ: check it on the network, shorten it where that disagrees, and report."""
+"""What the linearised methods do with their update Δ: check it on the network, shorten it where that disagrees, and report.
+
+Does the network do what the linear model said it would?
+
+After a step Δ the predicted logits are f_θ + JΔ (or those of the path model); the actual ones take a forward pass. On
+each of three sets (retained samples, forgotten samples, and a probe batch of inputs nobody trained on)
+
+    error = ‖actual − predicted‖ / ‖predicted − f_θ‖        logits centred per sample, as softmax sees them
+
+0 is a perfectly linear step; at 1 the prediction is no better than "nothing changes". Above ``SEARCH`` on any set the step
+length is searched. The result says "retrain instead" where, after that, the error on the retained samples is above ``RETRAIN``,
+the retained samples lost more than ``DROP`` of their accuracy and more than ``FEW`` of them went wrong, or the
+replay of all samples missed θ by more than ``MISS`` of the way.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +23,23 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError
+from fastntk.data import Split
+from fastntk.tangent import TangentOperator
 from fastntk.tangent.linearisation import Linearisation
-from fastntk.unlearning.method import Outcome
-from fastntk.unlearning.task import Task
-from fastntk.unlearning.validity import check_step
+from fastntk.training.network import predict
+from fastntk.training.run import Run
+from fastntk.tuning import Subset
+from fastntk.unlearning.method import Outcome, Task
+
+SEARCH = 0.6
+RETRAIN = 0.8
+DROP = 0.05
+FEW = 2
+"""Of a handful of retained samples, this many may go wrong without that meaning anything."""
+MISS = 0.5
+LENGTHS = (1.0, 0.75, 0.5, 0.25, 1.25)
+MOST = 256
+"""Samples of each set that are looked at, evenly spaced."""
 
 
 def checked_update(
@@ -38,3 +64,102 @@ def checked_update(
     else:
         details["validity"] = {"verdict": "ok" if not bool((delta != 0).any()) else "not checked", "step_length": 1.0}
     return Outcome(lin.theta + length * delta, details)
+
+
+def check_step(
+    run: Run,
+    linearisation: Linearisation,
+    split: Split,
+    delta: Tensor,
+    predicted: Callable[[Tensor], Tensor] | None,
+    *,
+    miss: float = 0.0,
+) -> tuple[float, dict[str, Any]]:
+    """Return the step length to take and the JSON-able evidence.
+
+    ``predicted(batch)`` gives the logits (k, C) that the method expects at θ + Δ; None means f_θ + JΔ. ``miss``: how far
+    the replay of all samples ended from θ.
+    """
+    if predicted is None:
+        predicted = lambda batch: linearisation.outputs[batch] + linearisation.rows.subset(batch).matvec(delta)
+    engine = linearisation.engine
+    work, subset = engine.model, engine.subset
+    sets: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name, indices in (("retain", split.retain), ("forget", split.forget)):
+        if len(indices):
+            some = _some(indices)
+            sets[name] = (run.data.inputs[some], linearisation.outputs[some], predicted(some))
+    try:
+        subset.set(linearisation.theta)
+        probe = _probe(run, split)
+        if probe is not None:
+            operator = TangentOperator(work, subset, probe, engine=engine)
+            now = predict(work, probe)
+            sets["probe"] = (probe, now, now + operator.matvec(delta))
+
+        def errors(length: float) -> dict[str, float]:
+            subset.set(linearisation.theta + length * delta)
+            return {name: _error(predict(work, inputs), then, expected) for name, (inputs, then, expected) in sets.items()}
+
+        by_length = {1.0: errors(1.0)}
+        chosen = 1.0
+        if max(by_length[1.0].values(), default=0.0) > SEARCH:
+            for length in LENGTHS[1:]:
+                by_length[length] = errors(length)
+            chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
+        before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
+    finally:
+        subset.set(linearisation.point)  # the engine's copy stays where its rows were taken
+    final = by_length[chosen]
+    reasons = []
+    if final.get("retain", 0.0) > RETRAIN:
+        reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")
+    looked_at = len(_some(split.retain))
+    if (before - after) * looked_at > max(DROP * looked_at, FEW):
+        reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
+    if miss > MISS:
+        reasons.append(f"the replay of all samples missed the trained weights by {miss:.2f} of the way")
+    return chosen, {
+        "verdict": "retrain instead" if reasons else "ok",
+        "reasons": reasons,
+        "error": final,
+        "error_at_full_step": by_length[1.0],
+        "step_length": chosen,
+        "searched": {str(length): value for length, value in by_length.items()} if len(by_length) > 1 else None,
+        "retain_accuracy": {"before": before, "after": after},
+        "thresholds": {"search": SEARCH, "retrain": RETRAIN, "accuracy_drop": DROP, "replay_miss": MISS},
+        "definition": "‖actual − predicted‖ / ‖predicted − before‖ of centred logits; at 1 the prediction is useless",
+    }
+
+
+def _retained_accuracy(run: Run, linearisation: Linearisation, split: Split, subset: Subset, step: Tensor) -> tuple[float, float]:
+    """Accuracy on (evenly spaced) retained samples before and after the step, as fractions."""
+    some = _some(split.retain)
+    labels = run.data.labels[some]
+    subset.set(linearisation.theta + step)
+    pair = linearisation.outputs[some], predict(subset.model, run.data.inputs[some])
+    before, after = (float((outputs.argmax(1) == labels).double().mean()) for outputs in pair)
+    return before, after
+
+
+def _some(indices: Tensor) -> Tensor:
+    return indices[torch.linspace(0, len(indices) - 1, min(MOST, len(indices))).round().long()]
+
+
+def _probe(run: Run, split: Split) -> Tensor | None:
+    """Averages of pairs of retained inputs: never trained on, and no hold-out data is needed."""
+    if len(split.retain) < 2:
+        return None
+    count = min(32, len(split.retain) // 2)
+    picks = split.retain[torch.linspace(0, len(split.retain) - 1, 2 * count).round().long()]
+    inputs = run.data.inputs[picks]
+    return 0.5 * (inputs[:count] + inputs[count:])
+
+
+def _error(actual: Tensor, before: Tensor, predicted: Tensor) -> float:
+    def centre(z: Tensor) -> Tensor:
+        return z.double() - z.double().mean(1, keepdim=True)
+
+    change = (centre(predicted) - centre(before)).norm()
+    miss = (centre(actual) - centre(predicted)).norm()
+    return 0.0 if miss == 0 else float(miss / change.clamp_min(1e-12 * (1 + centre(before).norm())))

@@ -15,9 +15,8 @@ from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
 from fastntk.unlearning.baselines.common.costs import count_of
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import checked
-from fastntk.unlearning.task import Task
 
 
 def fine_tune(

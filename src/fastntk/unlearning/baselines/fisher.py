@@ -14,9 +14,8 @@ from fastntk.planning import Problem, Route
 from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked
-from fastntk.unlearning.task import Task
 
 
 def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0) -> Outcome:

@@ -14,9 +14,8 @@ from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
 from fastntk.unlearning.baselines.common.costs import RATES, count_of, paired_passes
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, endless, unmoved
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import UNIT, checked
-from fastntk.unlearning.task import Task
 
 
 def neggrad_plus(

@@ -22,8 +22,7 @@ from fastntk.training.network import eval_mode, fast_layout, predict, working_co
 from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
 from fastntk.unlearning.baselines.common.costs import count_of
-from fastntk.unlearning.method import Method, Outcome
-from fastntk.unlearning.task import Task
+from fastntk.unlearning.method import Method, Outcome, Task
 
 TYPICAL_EPOCHS = 4
 """What estimates assume where no number is given."""

@@ -16,8 +16,7 @@ from fastntk.training.fitting import train
 from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
-from fastntk.unlearning.method import Method, Outcome
-from fastntk.unlearning.task import Task
+from fastntk.unlearning.method import Method, Outcome, Task
 
 
 def retrain(task: Task, *, seed: int | None = None) -> Outcome:

@@ -17,9 +17,8 @@ from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
 from fastntk.unlearning.baselines.common.costs import RATES, count_of, paired_passes
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, endless, unmoved
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import NOT_NEGATIVE, SHARE, checked
-from fastntk.unlearning.task import Task
 
 
 def salun(
@@ -50,9 +49,9 @@ def salun(
     forget = endless(task.split.forget, batch_size, descent.forget_draws)
     for _ in track(range(epochs), "salun"):
         for batch in batches(retain, batch_size, descent.retain_draws):
-            gone = next(forget)
-            shift = torch.randint(1, classes, (len(gone),), generator=descent.forget_draws).to(descent.labels)
-            objective = descent.loss(gone, labels=(descent.labels[gone] + shift) % classes)
+            forgotten = next(forget)
+            shift = torch.randint(1, classes, (len(forgotten),), generator=descent.forget_draws).to(descent.labels)
+            objective = descent.loss(forgotten, labels=(descent.labels[forgotten] + shift) % classes)
             descent.step(objective + alpha * descent.loss(batch) if alpha > 0 else objective)
     return descent.outcome(options | {"movable": int(mask.sum())})
 

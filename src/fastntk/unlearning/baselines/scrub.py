@@ -23,9 +23,8 @@ from fastntk.training.network import predict
 from fastntk.training.recipe import Schedule
 from fastntk.unlearning.baselines.common.costs import RATES, count_of
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked
-from fastntk.unlearning.task import Task
 
 
 def scrub(

@@ -16,9 +16,8 @@ from fastntk.planning import Problem, Route
 from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import loss_importance
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import POSITIVE, checked, one_of
-from fastntk.unlearning.task import Task
 
 Towards = Literal["zero", "anchor"]
 

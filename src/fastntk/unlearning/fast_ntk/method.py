@@ -11,8 +11,7 @@ from __future__ import annotations
 from fastntk.unlearning.fast_ntk.ridge import DAMPING, RIDGE_REGIME, ClosedForm, ScaleFit, check_damping, closed_form
 from fastntk.unlearning.fast_ntk.routes import Form, cost
 from fastntk.unlearning.fast_ntk.softmax import SoftmaxForm, softmax_form
-from fastntk.unlearning.method import Method, Outcome
-from fastntk.unlearning.task import Task
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.update import checked_update
 
 

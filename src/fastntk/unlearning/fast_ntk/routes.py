@@ -22,7 +22,7 @@ from fastntk.linalg import SOLVERS, bytes_of_routes, choose
 from fastntk.linalg.choose import CHUNK_BYTES, PATIENCE, TYPICAL_ITERATIONS, largest_sketch
 from fastntk.linalg.matrix_free import DEFAULT_RANK
 from fastntk.planning import Problem, Route
-from fastntk.planning.route import Rows
+from fastntk.planning.problem import Rows
 from fastntk.unlearning.fast_ntk.softmax import RANK
 
 Form = Literal["auto", "ridge", "softmax"]
@@ -72,16 +72,16 @@ def _form(problem: Problem) -> tuple[Form, str]:
     form = problem.options["form"]
     if form not in get_args(Form):
         raise InputError(f"form must be one of {', '.join(get_args(Form))}; got {form!r}.")
-    named = [name for name in RIDGE_OPTIONS if name in problem.given and problem.options[name] not in (None, "auto")]
-    foreign = [name for name in named if name != "damping"]
+    chosen = [name for name in RIDGE_OPTIONS if name in problem.given and problem.options[name] not in (None, "auto")]
+    foreign = [name for name in chosen if name != "damping"]
     if form == "softmax" and foreign:
         raise InputError(f"{', '.join(foreign)} belongs to form='ridge': leave it out, or choose that form.")
     if form == "ridge":
         return "ridge", "asked for"
     if form == "softmax":
         return "softmax", "asked for"
-    if named:
-        return "ridge", f"{', '.join(named)} given"
+    if chosen:
+        return "ridge", f"{', '.join(chosen)} given"
     if problem.recipe is None:
         return "auto", ""
     squared = problem.recipe.loss == "squared"
@@ -115,7 +115,7 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
         memory += second.get(solver, 0)
         memory = max(memory, newton_memory(problem)) if form == "auto" else memory
         settings = {"form": form, "because": because, "solver": solver, "rank": rank}
-        label = solver if form == "ridge" else f"{solver}, then newton where the loss was not squared"
+        label = f"{solver} (equation (1))" if form == "ridge" else f"{solver}, then newton where the loss was not squared"
         yield problem.stored(place, label, seconds=read + times[route] + after, memory=memory, settings=settings)
 
 
@@ -136,7 +136,7 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             # A_D, the forgotten samples' part of it, and products with both need the rows again.
             again = s.samples * 6 * speed.forward + s.forget * speed.rows
             seconds = make + again + _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem)
-            label = f"{solver} (A summed as rows come)"
+            label = f"{solver} (equation (1), A summed as rows come)"
             memory = s.input_copy + CHUNK_BYTES + max(adding, solving)
         elif _ROUTE.get(solver, solver) == "matrix-free":
             network = s.input_copy + min(64, s.samples) * speed.row_bytes
@@ -145,11 +145,11 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             products = 2 * ITERATIONS * 6 * speed.forward * s.samples
             needed = bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
             seconds, memory = make + products, network + needed
-            label = f"{solver} (jvp, vjp)"
+            label = f"{solver} (equation (1), jvp and vjp)"
         elif problem.options["solver"] == "dual":  # only where asked for: Θ needs all rows at once, which storing them spares
             seconds = make + float(s.n_rows) ** 2 * s.parameters / speed.gemm64 + 2 * _cholesky_seconds(s.n_rows, problem)
             memory = s.input_copy + 8 * s.n_rows * s.parameters + 16 * s.n_rows**2 + CHUNK_BYTES
-            label = "dual (rows made at once)"
+            label = "dual (equation (1), all rows at once)"
         else:
             continue
         yield Route(problem.method, "stream", label, seconds + fixed, memory, settings=settings)

@@ -23,8 +23,7 @@ from fastntk.base.errors import InputError
 from fastntk.data import Split
 from fastntk.training.loop import Resume
 from fastntk.training.recipe import Recipe
-from fastntk.unlearning.tangent_replay.agreement import probabilities, total_variation
-from fastntk.unlearning.tangent_replay.path_models import PathModel
+from fastntk.unlearning.tangent_replay.path_models import PathModel, probabilities, total_variation
 from fastntk.unlearning.tangent_replay.replay import replay
 
 SEEDS = 3

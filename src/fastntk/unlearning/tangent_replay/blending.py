@@ -22,7 +22,7 @@ from fastntk.data import Split
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.fast_ntk.softmax import SoftmaxForm, softmax_form
-from fastntk.unlearning.tangent_replay.agreement import EXACT
+from fastntk.unlearning.tangent_replay.path_models import EXACT
 
 Blend = float | Literal["auto"]
 

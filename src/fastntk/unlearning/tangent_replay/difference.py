@@ -21,10 +21,9 @@ from fastntk.data import Split
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.loop import Resume
 from fastntk.training.recipe import Recipe
-from fastntk.unlearning.tangent_replay.agreement import total_variation
 from fastntk.unlearning.tangent_replay.averaging import Average, RetainedReplay, check_average, replay_retained
 from fastntk.unlearning.tangent_replay.blending import Blend, BlendedUpdate, blend_update, check_blend
-from fastntk.unlearning.tangent_replay.path_models import PathName
+from fastntk.unlearning.tangent_replay.path_models import PathName, total_variation
 from fastntk.unlearning.tangent_replay.selection import SelectedPath, choose_path
 
 

@@ -8,18 +8,16 @@ import time
 from fastntk.base.errors import InputError
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
-from fastntk.planning.problem import without_recipe
-from fastntk.planning.route import Rows
+from fastntk.planning.problem import Rows, without_recipe
 from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.fast_ntk.routes import newton_memory, newton_seconds
-from fastntk.unlearning.method import Method, Outcome
+from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.tangent_replay.averaging import SEEDS, Average
 from fastntk.unlearning.tangent_replay.blending import Blend
 from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
 from fastntk.unlearning.tangent_replay.path_models import NOT_STORED, PathName
 from fastntk.unlearning.tangent_replay.polish import finish
-from fastntk.unlearning.task import Task
 from fastntk.unlearning.update import checked_update
 
 OPERATIONS_A_STEP = 500

@@ -42,6 +42,10 @@ NOT_STORED = (
 PathName = Literal["auto", "tangent", "product", "curved"]
 PathModel = Callable[[Tensor, Tensor], Tensor]
 """(batch indices (k,), tuned vector w (d,)) → logits (k, C), differentiable in w."""
+BATCH = 256
+EXACT = 0.01
+"""Mean total variation to the network's predictions up to which a replay counts as exact: it needs no other path model, no other
+seed and no blending."""
 
 
 def path_models(linearisation: Linearisation, name: PathName = "auto") -> dict[str, PathModel]:
@@ -133,3 +137,14 @@ def _headed(
         return out + rest
 
     return logits
+
+
+def probabilities(model: PathModel, w: Tensor, count: int) -> Tensor:
+    """Class probabilities (n, C) of the path model at ``w`` (d,), for all ``count`` samples."""
+    with torch.no_grad():
+        return torch.cat([model(batch, w) for batch in torch.arange(count).split(BATCH)]).softmax(1)
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    """Mean total variation between two sets of probabilities, (n, C) each."""
+    return float(0.5 * (p - q).abs().sum(1).mean())

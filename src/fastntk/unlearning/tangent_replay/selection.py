@@ -3,7 +3,7 @@
     miss = ‖replay(D) − θ‖ / ‖θ − w0‖
 
 needs no retrained model. ``auto`` tries ``product``; where that does not give the network's predictions to within
-:data:`fastntk.unlearning.tangent_replay.agreement.EXACT`, the others as well, and takes the one that misses least, ``tangent``
+:data:`fastntk.unlearning.tangent_replay.path_models.EXACT`, the others as well, and takes the one that misses least, ``tangent``
 only where the rest miss by over ``PREFERENCE`` times as much (chosen on development settings: the others are nearer to Retrain at
 equal misses).
 """
@@ -18,8 +18,7 @@ from torch import Tensor
 from fastntk.base.errors import DivergedError
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.recipe import Recipe
-from fastntk.unlearning.tangent_replay.agreement import EXACT, probabilities, total_variation
-from fastntk.unlearning.tangent_replay.path_models import PathModel, PathName, path_models
+from fastntk.unlearning.tangent_replay.path_models import EXACT, PathModel, PathName, path_models, probabilities, total_variation
 from fastntk.unlearning.tangent_replay.replay import replay
 
 PREFERENCE = 1.25

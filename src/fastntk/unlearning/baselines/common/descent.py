@@ -19,9 +19,8 @@ from fastntk.training.loop import batch_loss, learning_rate
 from fastntk.training.network import check_samples, fast_layout, working_copy
 from fastntk.training.recipe import Recipe, Schedule
 from fastntk.training.step import Stepper
-from fastntk.unlearning.method import Outcome
+from fastntk.unlearning.method import Outcome, Task
 from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, one_of
-from fastntk.unlearning.task import Task
 
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
 RANGES: dict[str, Range] = {

@@ -20,7 +20,7 @@ from fastntk.base.progress import track
 from fastntk.training.network import fast_layout
 from fastntk.training.recipe import Loss
 from fastntk.unlearning.baselines.common.descent import loss_recipe
-from fastntk.unlearning.task import Task
+from fastntk.unlearning.method import Task
 
 CHUNK, CHUNK_NUMBERS = 32, 2**25
 """Samples at a time, and the most numbers of gradients held at a time (128 MB in float32)."""
