@@ -13,7 +13,7 @@ from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.training.network import check_samples
 from fastntk.training.run import Run
-from fastntk.unlearning import unlearn
+from fastntk.unlearning import prepare
 from fastntk.unlearning.result import Unlearned
 
 Reference = Unlearned | Sequence[Unlearned] | Literal["retrain"] | None
@@ -58,9 +58,8 @@ def _retrained(run: Run, result: Unlearned, word: str, *, retrains: int) -> list
         )
     if retrains < 0:
         raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
-    ids = [run.data.ids[position] for position in result.split.forget.tolist()]
     seeds = [run.recipe.seed + step for step in range(retrains + 1)]
-    return [unlearn(run, ids=ids, method="retrain", seed=seed) for seed in seeds]
+    return [prepare(run, split=result.split, method="retrain", options={"seed": seed}).execute() for seed in seeds]
 
 
 def _check_reference(run: Run, result: Unlearned, item: object) -> None:

@@ -164,16 +164,20 @@ def prepare(
     linearisation: Linearisation | None = None,
     plan: Plan | None = None,
     options: dict[str, Any] | None = None,
+    split: Split | None = None,
     measured: bool = False,
 ) -> Job:
-    """Check a request and plan it; ``measured`` adds times, from a calibration of a few seconds."""
+    """Check a request and plan it; ``measured`` adds times, from a calibration of a few seconds.
+
+    ``split``: a request on this run that was resolved before, in place of ``classes`` and ``ids``.
+    """
     previous = run if isinstance(run, Unlearned) else None
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
     chosen = find_method(method)
     asked = chosen.checked(options or {})
     started = time.perf_counter()
-    split = _resolve(origin, previous, classes, ids)
+    split = _resolve(origin, previous, classes, ids) if split is None else split
     if "recipe" in chosen.needs and origin.recipe is None:
         _ = Task(origin, split).recipe  # says what to do without one
     rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
