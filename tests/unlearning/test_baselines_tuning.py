@@ -248,6 +248,7 @@ def training_passes(method: str, **options: object) -> float:
         recipe=fastntk.Recipe(epochs=7),
         places=("memory",),
         ready=False,
+        on_disk=0,
         whole_classes=True,
         memory=10**9,
     )

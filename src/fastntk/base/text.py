@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: ``40 ms``, ``3.2 s``, ``35 s``, ``4.5 min``, ``2.1 h``."""
@@ -11,13 +13,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-def byte_size(size: float) -> str:
-    """A number of bytes: ``612 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+def byte_size(size: float, *, up: bool = False) -> str:
+    """A number of bytes: ``612 MB``; ``up`` rounds so that it is enough."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    if up and size > 0:
+        step = 10.0 ** (math.floor(math.log10(size)) - 2)
+        size = math.ceil(size / step) * step
+    return f"{size:.{4 if size >= 999.5 else 3}g} {units[0]}"
 
 
 def percent(fraction: float) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from fastntk.base.errors import InputError
+from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Json, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
@@ -17,6 +20,7 @@ from fastntk.cli.request import (
     MemoryBudget,
     RowsPlace,
     check_request,
+    nearest_folder,
     open_run,
     row_options,
 )
@@ -30,6 +34,12 @@ def plan(
     method: Annotated[
         str | None, typer.Option("--method", help="Plan this one, as `unlearn` would do it (default: all that work on rows).")
     ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="With --method: an option of it, as for `unlearn`.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
+    ] = Path("result"),
     data: DataOverride = None,
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
@@ -49,7 +59,9 @@ def plan(
     """
     output = Output(as_json=json)
     sample_ids = check_request(classes, ids, ids_file)
-    asked = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
+    places = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
+    if option and method is None:
+        raise InputError("--option goes with --method: it is an option of that one.")
 
     from fastntk.data.request import parse_classes
     from fastntk.unlearning import plan as make_plan
@@ -57,15 +69,21 @@ def plan(
     from fastntk.unlearning.registry import find_method
 
     methods = with_rows() if method is None else [find_method(method).name]
+    options = {} if method is None else method_options(method, {}, option or [])
+    scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if set(methods) & set(with_rows()) else {}
     use_threads(threads)
     with progress():
         loaded = open_run(run, data)
         labels = None if classes is None else parse_classes(classes, loaded.data)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        result = make_plan(loaded, classes=labels, ids=sample_ids, method=methods, **asked)
+        result = make_plan(loaded, classes=labels, ids=sample_ids, method=methods, **options, **places, **scratch)
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     request = f"--classes {classes}" if classes is not None else "--ids-file FILE" if ids_file else "--ids ID,ID"
+    given = {"--rows": rows, "--memory-budget": memory_budget, "--disk-budget": disk_budget}
+    words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
+    words += [f"--option {text}" for text in option or [] if not cheaper]
+    chosen = "retrain" if cheaper else best.method
     record = {"command": "plan", "run": str(run), **result.details()}
-    output.finish(record, then=f"fastntk unlearn {run} {request} --method {'retrain' if cheaper else best.method} --out RESULT")
+    output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {chosen}", *words, f"--out {out}"]))

@@ -69,6 +69,12 @@ def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str
     return {name: value for name, value in given.items() if value is not None}
 
 
+def nearest_folder(out: Path) -> Path:
+    """The nearest folder above the output that exists: rows that do not fit in memory are written there, and removed."""
+    target = out.absolute()
+    return next(parent for parent in target.parents if parent.is_dir())
+
+
 def open_run(folder: Path, data: str | None) -> Run:
     """Load and verify a run together with its data, from the recorded source or another place."""
     from fastntk.storage.manifest import read_manifest

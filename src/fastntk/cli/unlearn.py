@@ -20,6 +20,7 @@ from fastntk.cli.request import (
     MemoryBudget,
     RowsPlace,
     check_request,
+    nearest_folder,
     open_run,
     row_options,
 )
@@ -105,12 +106,6 @@ def unlearn(
     output.finish(record, wrote=str(out), then=f"fastntk audit {run} {out} --holdout SRC --reference retrain")
     if not trusted:
         raise typer.Exit(3)
-
-
-def nearest_folder(out: Path) -> Path:
-    """The nearest folder above the output that exists: rows that do not fit in memory are written there, and removed."""
-    target = out.absolute()
-    return next(parent for parent in target.parents if parent.is_dir())
 
 
 def check_not_empty(job: Job) -> None:

@@ -63,8 +63,9 @@ class HeadRows:
                 f"features have H = {features.shape[1]} columns, weight_columns are {tuple(weight_columns.shape)}, "
                 "expected (C, H)"
             )
-        self.body = body
-        self.features = features
+        self._body = body
+        self._features = features
+        self._positions: Tensor | None = None
         self.bias = bias
         self.product_dtype = product_dtype
         self.layout: Layout = head_layout(body.shape[1], body_columns, weight_columns=weight_columns, bias_columns=bias_columns)
@@ -72,29 +73,40 @@ class HeadRows:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype the rows are stored in."""
-        return self.body.dtype
+        return self._body.dtype
+
+    @property
+    def body(self) -> Tensor:
+        """(n, C, b); of a selection, a copy."""
+        return self._part(self._body, slice(None))
+
+    @property
+    def features(self) -> Tensor | None:
+        """(n, H), None where no weight of the head is tuned; of a selection, a copy."""
+        return None if self._features is None else self._part(self._features, slice(None))
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(n, C, d)."""
-        return self.body.shape[0], self.body.shape[1], self.layout.d
+        n = len(self._body) if self._positions is None else len(self._positions)
+        return n, self._body.shape[1], self.layout.d
 
     def extended(self, part: slice, dtype: torch.dtype) -> Tensor:
         """F = [features | 1] of some samples, (m, h); h = 0 where the head is not tuned."""
         m = len(range(*part.indices(self.shape[0])))
-        pieces = [] if self.features is None else [self.features[part].to(dtype)]
+        pieces = [] if self._features is None else [self._part(self._features, part).to(dtype)]
         if self.bias:
-            pieces.append(torch.ones(m, 1, dtype=dtype, device=self.body.device))
-        return torch.cat(pieces, dim=1) if pieces else self.body.new_empty(m, 0, dtype=dtype)
+            pieces.append(torch.ones(m, 1, dtype=dtype, device=self._body.device))
+        return torch.cat(pieces, dim=1) if pieces else self._body.new_empty(m, 0, dtype=dtype)
 
     def chunks(self, dtype: torch.dtype, *, budget: int, columns: int = 1) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield (samples, body (m, C, b), F (m, h)) in ``dtype``; the body is valid until the next chunk."""
-        per_sample = self.body.shape[1] * self.body.shape[2] + self.layout.head
+        per_sample = self._body.shape[1] * self._body.shape[2] + self.layout.head
         step = samples_per_chunk(per_sample, budget=budget, columns=columns)
         convert = converter(dtype)
         for start in range(0, self.shape[0], step):
             part = slice(start, min(start + step, self.shape[0]))
-            yield part, convert(self.body[part]), self.extended(part, dtype)
+            yield part, convert(self._part(self._body, part)), self.extended(part, dtype)
 
     def matvec(self, v: Tensor) -> Tensor:
         """J v: (d,) -> (n, C), or (d, k) -> (n, C, k)."""
@@ -135,7 +147,7 @@ class HeadRows:
 
     def gram(self, dtype: torch.dtype) -> Tensor:
         """A = JᵀJ, (d, d)."""
-        store = GramStore(self.layout, dtype=dtype, device=self.body.device)
+        store = GramStore(self.layout, dtype=dtype, device=self._body.device)
         for _, body, head in self.chunks(dtype, budget=MATRIX_CHUNK):
             store.add(body, head)
         return store.take()
@@ -143,7 +155,7 @@ class HeadRows:
     def kernel(self, dtype: torch.dtype) -> Tensor:
         """Θ = JJᵀ, (n·C, n·C), sample-major."""
         n, classes, _ = self.shape
-        out = torch.zeros(n * classes, n * classes, dtype=dtype, device=self.body.device)
+        out = torch.zeros(n * classes, n * classes, dtype=dtype, device=self._body.device)
         add_outer_(out, self.body.reshape(n * classes, self.layout.body))
         if self.layout.head:
             head = self.extended(slice(None), dtype)
@@ -166,11 +178,22 @@ class HeadRows:
             yield part, self.subset(part)
 
     def subset(self, indices: Tensor | slice) -> HeadRows:
-        """Return some samples' rows: a view for a slice, a copy for indices (or a mask)."""
+        """Some samples' rows, by a slice, by indices or by a mask: nothing is copied but a chunk at a time, in products."""
         other = copy.copy(self)
-        other.body = self.body[indices]
-        other.features = None if self.features is None else self.features[indices]
+        if self._positions is not None:
+            other._positions = self._positions[indices]
+        elif isinstance(indices, slice):
+            other._body = self._body[indices]
+            other._features = None if self._features is None else self._features[indices]
+        else:
+            other._positions = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
         return other
+
+    def _part(self, values: Tensor, part: slice) -> Tensor:
+        """Some of the samples' values: a view, or a copy where samples were selected by indices."""
+        if self._positions is not None:
+            return values[self._positions[part]]
+        return values if part == slice(None) else values[part]
 
     def dense(self) -> Tensor:
         """Return the rows with their zeros, (n, C, d): for small sizes and for tests."""
@@ -187,7 +210,7 @@ class HeadRows:
         return vectors[self.layout.body_columns], vectors[self.layout.head_columns]
 
     def _zeros(self, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        body = torch.zeros(self.layout.body, k, dtype=dtype, device=self.body.device)
+        body = torch.zeros(self.layout.body, k, dtype=dtype, device=self._body.device)
         return body, body.new_zeros(self.layout.classes, self.layout.head, k)
 
     def _join(self, body: Tensor, head: Tensor) -> Tensor:

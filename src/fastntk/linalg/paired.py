@@ -100,7 +100,11 @@ def _primal(
 ) -> tuple[Solution, Solution]:
     """``gram`` is A_D, and is overwritten."""
     forgotten = operator.subset(forget)
-    retained = gram - forgotten.gram(torch.float64) if len(forget) else gram.clone()
+    if len(forget):
+        retained = forgotten.gram(torch.float64)
+        torch.sub(gram, retained, out=retained)  # no third matrix
+    else:
+        retained = gram.clone()
     factor = PrimalCholesky().factorise(gram, damping, overwrite=True)
     full = factor.solve(operator.rmatvec(targets)).checked()
     del factor

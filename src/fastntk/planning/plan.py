@@ -18,7 +18,7 @@ from typing import Any
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.text import byte_size, duration
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.problem import Route, Sizes, chosen
+from fastntk.planning.problem import Route, Sizes, first_fitting
 
 DISK_SHARE = 0.9
 """Of the disk that is free, where no budget is given."""
@@ -26,8 +26,13 @@ DISK_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Plan:
-    """Routes by method, in each method's order of preference; budgets; what Retrain would take, None without a recipe."""
+    """Routes by method, in each method's order of preference; budgets; what Retrain would take, None without a recipe.
 
+    ``request``: a digest of what is to be forgotten of which ids; ``options``: those each method was planned with.
+    """
+
+    request: str
+    options: Mapping[str, Mapping[str, Any]]
     sizes: Sizes
     calibration: Calibration
     memory_budget: int
@@ -41,7 +46,7 @@ class Plan:
     def chosen(self) -> dict[str, Route]:
         """The route that each method takes; methods without one that fits are left out."""
         methods = dict.fromkeys(route.method for route in self.routes)
-        routes = {method: chosen([route for route in self.routes if route.method == method]) for method in methods}
+        routes = {method: first_fitting([route for route in self.routes if route.method == method]) for method in methods}
         return {method: route for method, route in routes.items() if route is not None}
 
     @property
@@ -84,36 +89,41 @@ class Plan:
         lines = [("->" if id(route) in taken else "", *route.cells(), route.why_not) for route in self.routes]
         if "retrain" not in {route.method for route in self.routes}:
             lines.append(("", "retrain", *(("?", "", "", "the run records no recipe") if self.retrain_seconds is None
-                          else (duration(self.retrain_seconds), "", "", ""))))  # fmt: skip
+                          else (_duration(self.retrain_seconds), "", "", ""))))  # fmt: skip
         widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in (head, *lines))
 
     @property
     def verdict(self) -> str:
         """What follows: the cheapest route beside Retrain, or that there is nothing to compare with."""
-        if not self.chosen:
+        compared = {name: route for name, route in self.chosen.items() if name not in ("retrain", "full")} or self.chosen
+        if not compared:
             return "Nothing fits the budgets."
-        best = min(self.chosen.values(), key=lambda route: route.seconds)
-        first = f"The first request takes about {duration(best.seconds)} ({best.name})"
-        if self.retrain_seconds is None:
-            return f"{first}. The run records no recipe, so what Retrain would take is not known."
+        best = min(compared.values(), key=lambda route: route.seconds)
+        first = f"The first request takes about {_duration(best.seconds)} ({best.name})"
         retrain = self.retrain_seconds
+        if retrain is None:
+            return f"{first}. The run records no recipe, so what Retrain would take is not known."
+        if best.method in ("retrain", "full"):
+            return f"{first}."
         if best.seconds <= retrain:
-            ratio = retrain / max(best.seconds, 1e-9)
             later = "" if best.rows == "none" else " Later requests can reuse stored rows."
-            return f"{first}, Retrain {duration(retrain)}: {ratio:.1f} times as long.{later}"
+            return f"{first}, Retrain {_duration(retrain)}: {retrain / max(best.seconds, 1e-9):.1f} times as long.{later}"
+        beside = f"about {_duration(best.seconds)} ({best.name}) against {_duration(retrain)}"
+        dear = f"The first request costs more than Retrain: {beside}."
+        if best.rows == "none":
+            return f"{dear} Retrain instead."
         return (
-            f"The first request costs more than Retrain: about {duration(best.seconds)} (rows alone "
-            f"{duration(self.rows_seconds)}) against {duration(retrain)}. Rows take {self.sizes.classes + 1} forward passes an "
-            f"image (C + 1), Retrain 2 to 3 an image and epoch ({self.epochs} epochs). Only reuse of stored rows over several "
-            "requests pays; for a single one, retrain."
+            f"{dear} Rows alone take {_duration(self.rows_seconds)}: {self.sizes.classes + 1} forward passes an image (C + 1), "
+            f"Retrain 2 to 3 an image and epoch ({self.epochs} epochs). Only reuse of stored rows over several requests pays; "
+            "for a single one, retrain."
         )
 
     def __str__(self) -> str:
         s = self.sizes
         return (
             f"{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
-            f"chunks of {s.chunk}; rows {duration(self.rows_seconds)}, {byte_size(s.stored)}; budgets: memory "
+            f"chunks of {s.chunk}; rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; budgets: memory "
             f"{byte_size(self.memory_budget)}, disk {byte_size(self.disk_budget)}\n{self.table()}\n{self.verdict}"
         )
 
@@ -122,13 +132,15 @@ class Plan:
         routes = [route for route in self.routes if route.method == method]
         other = [route.why_not for route in routes if not route.why_not.startswith("above")]
         if len(other) == len(routes):
-            return f"Method {method!r} has no route{f': {other[0]}' if other else ' with these options'}."
+            why = f": {other[0]}" if other else " with these options"
+            what = " Give rows='disk' and folder=..., or raise memory_budget." if "stored rows" in why else ""
+            return f"Method {method!r} has no route{why}.{what}"
         s = self.sizes
         least = min((route for route in routes if route.why_not.startswith("above")), key=lambda route: route.memory)
         by_network = s.chunk * self.calibration.row_bytes
-        advice = [f"allow at least {byte_size(least.memory)} of memory"]
+        advice = [f"allow at least {byte_size(least.memory, up=True)} of memory"]
         if least.disk:
-            advice[0] += f" and {byte_size(least.disk)} of disk"
+            advice[0] += f" and {byte_size(least.disk, up=True)} of disk"
         advice[0] += f" ({least.name})"
         if {route.rows for route in routes} == {"memory"}:
             advice.append("give rows='disk', with a folder to keep them")
@@ -148,19 +160,24 @@ def make_plan(
     *,
     memory: int,
     disk: int,
-    epochs: int | None,
-    engine: Mapping[str, object],
+    retrain_seconds: float | None = None,
+    epochs: int | None = None,
+    engine: Mapping[str, object] | None = None,
+    request: str = "",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Plan:
-    """Judge the routes by the budgets; ``epochs``: those of the run's recipe, None without one."""
+    """Judge the routes by the budgets; ``retrain_seconds`` and ``epochs`` are None where the run has no recipe."""
     return Plan(
+        request=request,
+        options=options or {},
         sizes=sizes,
         calibration=calibration,
         memory_budget=memory,
         disk_budget=disk,
         routes=tuple(route.judged(memory=memory, disk=disk) for route in routes),
-        retrain_seconds=None if epochs is None else epochs * sizes.retain * calibration.step,
+        retrain_seconds=retrain_seconds,
         epochs=epochs,
-        engine=engine,
+        engine=engine or {},
     )
 
 
@@ -173,6 +190,10 @@ def disk_budget(given: int | None, folder: str | Path | None) -> int:
     if isinstance(given, bool) or not given > 0:
         raise InputError(f"disk_budget is a number of bytes above 0, got {given!r}.")
     return int(given)
+
+
+def _duration(seconds: float) -> str:
+    return duration(seconds) if math.isfinite(seconds) else "?"
 
 
 def _number(value: float | None) -> float | None:

@@ -85,7 +85,7 @@ class Route:
         return (self.name, seconds, byte_size(self.memory) if self.memory else "-", byte_size(self.disk) if self.disk else "-")
 
 
-def chosen(routes: Sequence[Route]) -> Route | None:
+def first_fitting(routes: Sequence[Route]) -> Route | None:
     """The first that fits: a method names its routes in the order in which it prefers them."""
     return next((route for route in routes if route.fits), None)
 
@@ -147,7 +147,7 @@ def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | N
         itemsize=samples.inputs.dtype.itemsize,
         chunk=min(size, len(samples)),
         input_copy=_input_copy(run.model, samples.inputs),
-        weights=sum(tensor.nbytes for tensor in run.model.state_dict().values()),
+        weights=sum(tensor.nbytes for tensor in (*run.model.parameters(), *run.model.buffers())),
     )
 
 
@@ -169,7 +169,8 @@ CHECKED = 256
 class Problem:
     """One method on one request. ``options``: all of the method's, defaults filled in; ``given``: those the caller named.
 
-    ``places``: where rows may be, in order of preference. ``ready``: they are there already, from an earlier request.
+    ``places``: where rows may be, in order of preference. ``ready``: they are there already, from an earlier request;
+    ``on_disk``: bytes of them in the folder given.
     ``whole_classes``: whether nothing but whole classes goes. ``memory``: the budget, for what has to be cut to fit.
     """
 
@@ -181,13 +182,21 @@ class Problem:
     recipe: Recipe | None
     places: tuple[Rows, ...]
     ready: bool
+    on_disk: int
     whole_classes: bool
     memory: int
 
     @property
     def linearising_seconds(self) -> float:
         """Rows of all samples, and logits and features at θ and at the anchor."""
-        return 0.0 if self.ready else self.sizes.samples * (self.speed.rows + 2 * self.speed.forward)
+        if self.ready:
+            return 0.0
+        return self.sizes.samples * (self._missing * self.speed.rows + 2 * self.speed.forward)
+
+    @property
+    def _missing(self) -> float:
+        """Share of the rows that is not in the folder yet."""
+        return max(0.0, 1.0 - self.on_disk / max(self.sizes.stored, 1))
 
     @property
     def checking_seconds(self) -> float:
@@ -217,7 +226,7 @@ class Problem:
             solver=solver,
             seconds=self.linearising_seconds + seconds + self.checking_seconds + self.fixed_seconds,
             memory=s.input_copy + held + max(making, memory, CHUNK_BYTES),
-            disk=s.stored if place == "disk" and not self.ready else 0,
+            disk=max(0, s.stored - self.on_disk) if place == "disk" and not self.ready else 0,
             settings=settings,
         )
 

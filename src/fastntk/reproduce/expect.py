@@ -21,7 +21,7 @@ from fastntk.base.live_bytes import LiveBytes
 from fastntk.models import build_model, logits
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.problem import Problem, Sizes, chosen
+from fastntk.planning.problem import Problem, Sizes, first_fitting
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import Cell
 from fastntk.reproduce.methods import needs_rows
@@ -158,10 +158,11 @@ def _unlearning(setting: Setting, sizes: Sizes, speed: Calibration) -> tuple[flo
             recipe=setting.recipe,
             places=("memory",),
             ready=False,
+            on_disk=0,
             whole_classes=True,
             memory=UNBOUNDED,
         )
-        route = chosen(method.cost(problem))
+        route = first_fitting(method.cost(problem))
         assert route is not None
         shared = problem.linearising_seconds if needs_rows(row.method) else 0.0
         seconds, rows, memory = seconds + route.seconds - shared, max(rows, shared), max(memory, route.memory)

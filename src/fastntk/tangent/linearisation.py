@@ -9,6 +9,7 @@ are served from it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -80,14 +81,15 @@ def linearise_run(
     """Compute everything unlearning needs from the network, once, on a copy; later requests reuse it.
 
     ``rows``: ``memory``; ``disk``, in ``folder``, resumable after a kill; ``stream``, never stored; ``auto``: disk if a folder
-    is given, else memory if the rows fit ``memory_budget`` (default: 70 % of what is available), else stream.
+    is given, else memory if the rows fit ``memory_budget`` (default: 70 % of what is available), else the disk of the system's
+    folder for temporary files while they are needed, else stream.
     """
     if at not in get_args(Point):
         raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
     check_samples(run.model, run.data)
     work = fast_copy(run)
     engine = checked_engine(work, run.subset.on(work), run.data.inputs)
-    place = _place(engine, len(run.data), rows, folder, memory_budget)
+    place = _place(engine, run.data.inputs, rows, folder, memory_budget)
     return linearise(run, engine, at=at, place=place, folder=folder, chunk=chunk)
 
 
@@ -110,6 +112,7 @@ def linearise(
     subset, inputs = engine.subset, run.data.inputs
     theta = run.subset.get()
     point = {"trained": theta, "anchor": run.anchor, "midpoint": (theta + run.anchor) / 2}[at]
+    subset.set(theta)
     outputs, features = engine.outputs(inputs)
     subset.set(run.anchor)
     anchor_outputs, anchor_features = engine.outputs(inputs)
@@ -142,17 +145,20 @@ def linearise(
     )
 
 
-def _place(engine: RowEngine, n: int, rows: RowsAt, folder: str | Path | None, budget: int | None) -> Place:
+def _place(engine: RowEngine, inputs: Tensor, rows: RowsAt, folder: str | Path | None, budget: int | None) -> Place:
     """Where the rows go, and a refusal where that cannot be."""
     if rows not in get_args(RowsAt):
         raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
     if rows == "auto" and folder is not None:
         return "disk"
-    size = 4 * n * (engine.classes * len(engine.body_columns) + (engine.features or 0))
+    size = inputs.dtype.itemsize * len(inputs) * (engine.classes * len(engine.body_columns) + (engine.features or 0))
     allowed = memory_allowed(budget)
     if rows == "memory" and size > allowed:
         raise BudgetError(
             f"The rows take {byte_size(size)}, the budget is {byte_size(allowed)}: give rows='disk' with a folder, "
             "rows='stream' (fast-ntk only), or tune fewer parameters."
         )
-    return rows if rows != "auto" else "memory" if size <= allowed else "stream"
+    if rows != "auto":
+        return rows
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    return "memory" if size <= allowed else "disk" if size < free else "stream"

@@ -12,6 +12,7 @@ exact, and said in :attr:`RowEngine.routes`.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -55,6 +56,8 @@ class RowEngine:
         self.unused = tuple(name for name in rest if name not in mode.met and name not in mode.unsupported)
         self.direct = tuple(name for name in rest if name in mode.met and name not in mode.unsupported)
         self.reasons = dict(mode.unsupported)
+        self.lock = threading.RLock()
+        """Held by whoever moves the model's weights, so that one linearisation serves requests of several threads."""
         self.misplaced: set[str] = set()
         """Parameters met with a leading dimension that is not the batch; the guards send them the slow way."""
         self._layout()

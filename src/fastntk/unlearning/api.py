@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
@@ -24,6 +25,7 @@ from fastntk.data import ForgetRequest, Split
 from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
 from fastntk.planning.problem import Rows
 from fastntk.tangent.linearisation import Linearisation
+from fastntk.tangent.on_disk import bytes_on_disk
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task
@@ -74,14 +76,16 @@ def plan(
     folder for temporary files). Without classes and ids, Retrain is counted with all samples.
     """
     names = [method] if isinstance(method, str) else list(method or with_rows())
-    if options and len(names) != 1:
-        raise InputError(f"options ({', '.join(options)}) go with one method; give method=... as well.")
     methods = [find_method(name) for name in names]
     given = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
-    rows = RowOptions(**{**given, **{name: value for name, value in options.items() if name in ROW_OPTIONS}})
+    shared: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    shared |= {name: value for name, value in options.items() if name in ROW_OPTIONS}
+    own = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
+    if own and len(names) != 1:
+        raise InputError(f"options ({', '.join(own)}) go with one method; give method=... as well.")
+    asked = {each: each.checked(own | (shared if "rows" in each.needs else {})) for each in methods}
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
-    task = Task(run, split, row_options=rows)
-    result = _plan(task, {each: each.checked(options) for each in methods}, measured=True)
+    result, _ = _plan(Task(run, split, row_options=RowOptions(**shared)), asked, measured=True)
     if not result.chosen:
         result.route(names[0])  # says why
     return result
@@ -101,7 +105,7 @@ class Job:
     task: Task
     plan: Plan
     previous: Unlearned | None
-    started: float
+    preparing_seconds: float
 
     def facts(self) -> dict[str, str]:
         """What is about to happen, what it takes, and what Retrain would take: name and value, for people."""
@@ -120,9 +124,11 @@ class Job:
 
     def execute(self) -> Unlearned:
         """Do it."""
+        started = time.perf_counter() - self.preparing_seconds
         task, origin = self.task, self.task.run
         task.route = self.plan.route(self.method.name)
-        own = {name: value for name, value in self.options.items() if name not in ROW_OPTIONS}
+        for_rows = ROW_OPTIONS if "rows" in self.method.needs else ()
+        own = {name: value for name, value in self.options.items() if name not in for_rows}
         outcome = self.method.run(task, **own)
         model = working_copy(origin)
         model.train(origin.model.training)
@@ -139,7 +145,7 @@ class Job:
             **outcome.details,
             **renew_statistics(origin, model, task.split),
             "outside_subset": outside_report(origin),
-            "seconds": task.stages | {"total": time.perf_counter() - self.started},
+            "seconds": task.stages | {"total": time.perf_counter() - started},
             "peak_memory_bytes": _peak_memory(),
         }
         start = self.previous.subset.get() if self.previous else origin.subset.get()
@@ -149,7 +155,7 @@ class Job:
             delta=outcome.vector - start,
             method=self.method.name,
             split=task.split,
-            seconds=time.perf_counter() - self.started,
+            seconds=time.perf_counter() - started,
             details=details,
             linearisation=task.linearisation,
         )
@@ -175,51 +181,93 @@ def prepare(
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
     chosen = find_method(method)
-    asked = chosen.checked(options or {})
+    asked = chosen.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
     started = time.perf_counter()
     split = _resolve(origin, previous, classes, ids) if split is None else split
     if "recipe" in chosen.needs and origin.recipe is None:
         _ = Task(origin, split).recipe  # says what to do without one
-    rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
-    task = Task(origin, split, _usable(linearisation or (previous.linearisation if previous else None), origin, rows), rows)
+    rows, ready = RowOptions(), linearisation or (previous.linearisation if previous else None)
+    if "rows" in chosen.needs:
+        rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
+        ready = _usable(ready, origin, rows)
+    task = Task(origin, split, ready, rows)
+    calibrating = 0.0
     if plan is None:
-        plan = _plan(task, {chosen: asked}, measured=measured)
-    elif (plan.sizes.samples, plan.sizes.retain) != (len(origin.data), len(split.retain)):
-        raise InputError("This plan was made for another run or request: make one with fastntk.plan for this one.")
+        plan, calibrating = _plan(task, {chosen: asked}, measured=measured)
+    else:
+        _check_plan(plan, task, chosen, asked)
     plan.route(chosen.name)
-    return Job(chosen, asked, task, plan, previous, started)
+    return Job(chosen, asked, task, plan, previous, time.perf_counter() - started - calibrating)
 
 
-def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) -> Plan:
-    """Routes of these methods with these options, judged by the budgets; the engine is made only where one needs it."""
+def _planned_options(plan: Plan, method: str) -> dict[str, Any]:
+    """The options that a plan was made with for this method."""
+    if method not in plan.options:
+        raise InputError(f"This plan holds {', '.join(plan.options)}, not {method!r}: make one with fastntk.plan(method=...).")
+    return dict(plan.options[method])
+
+
+def _check_plan(plan: Plan, task: Task, method: Method, options: dict[str, Any]) -> None:
+    """Refuse a plan of another request, of other options, or for rows elsewhere than those handed in."""
+    if plan.request != _request_digest(task):
+        raise InputError("This plan was made for another run or request: make one with fastntk.plan for this one.")
+    planned, without = plan.options[method.name], ("validate",)  # whether a step is checked changes no route
+    other = [name for name, value in options.items() if name not in without and (name not in planned or planned[name] != value)]
+    if other:
+        raise InputError(f"This plan was made with other options ({', '.join(other)}): leave them out, or plan with them.")
+    ready = task.linearisation
+    if ready is not None and "rows" in method.needs and plan.route(method.name).rows != ready.place:
+        place = plan.route(method.name).rows
+        raise InputError(f"This plan has its rows in {place}, the linearisation handed in has them in {ready.place}: plan again.")
+
+
+def _request_digest(task: Task) -> str:
+    """Which samples of which data go; of ids and positions, not of pixels."""
+    return json_digest([task.run.data.ids_digest(), task.split.forget.tolist(), task.run.subset.numel])
+
+
+def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) -> tuple[Plan, float]:
+    """Routes of these methods with these options, judged by the budgets, and the seconds that measuring took.
+
+    The engine is made only where a method needs it.
+    """
     run, rows = task.run, task.row_options
     engine = task.engine if any({"rows", "engine"} & method.needs for method in methods) else None
     sizes = sizes_of(run, task.split, engine, chunk=rows.chunk)
+    started = time.perf_counter()
     speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.data.inputs)
+    calibrating = time.perf_counter() - started if measured else 0.0
     memory = memory_allowed(rows.memory_budget)
-    disk = disk_budget(rows.disk_budget, rows.folder or rows.scratch)
-    routes = [
-        route
-        for method, options in methods.items()
-        for route in method.cost(
-            Problem(
-                method=method.name,
-                sizes=sizes,
-                speed=speed,
-                options=method.filled(options),
-                given=frozenset(options),
-                recipe=run.recipe,
-                places=_places(task),
-                ready=task.linearisation is not None,
-                whole_classes=_only_whole_classes(run, task.split),
-                memory=memory,
-            )
+
+    def problem(method: Method, options: dict[str, Any]) -> Problem:
+        return Problem(
+            method=method.name,
+            sizes=sizes,
+            speed=speed,
+            options=method.filled(options),
+            given=frozenset(options),
+            recipe=run.recipe,
+            places=_places(task),
+            ready=task.linearisation is not None,
+            on_disk=0 if rows.folder is None else bytes_on_disk(rows.folder),
+            whole_classes=_only_whole_classes(run, task.split),
+            memory=memory,
         )
-    ]
-    epochs = None if run.recipe is None else run.recipe.epochs
-    return make_plan(
-        sizes, speed, routes, memory=memory, disk=disk, epochs=epochs, engine={} if engine is None else engine.routes
+
+    retrain = find_method("retrain")
+    plan = make_plan(
+        sizes,
+        speed,
+        [route for method, options in methods.items() for route in method.cost(problem(method, options))],
+        memory=memory,
+        disk=disk_budget(rows.disk_budget, rows.folder or rows.scratch),
+        retrain_seconds=None if run.recipe is None else retrain.cost(problem(retrain, {}))[0].seconds,
+        epochs=None if run.recipe is None else run.recipe.epochs,
+        engine={} if engine is None else engine.routes,
+        request=_request_digest(task),
+        options={method.name: options for method, options in methods.items()},
     )
+    return plan, calibrating
 
 
 def _places(task: Task) -> tuple[Rows, ...]:

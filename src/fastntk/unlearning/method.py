@@ -59,6 +59,8 @@ class RowOptions:
             raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {self.at!r}.")
         if self.rows not in get_args(RowsAt):
             raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {self.rows!r}.")
+        if self.scratch is not None and not Path(self.scratch).is_dir():
+            raise InputError(f"scratch={str(self.scratch)!r} is no folder: give one that exists, or leave it out.")
 
 
 ROW_OPTIONS = tuple(option.name for option in fields(RowOptions))
@@ -145,7 +147,7 @@ class Method:
         """Keywords of ``run``, and of the rows where it needs them."""
         hints = get_type_hints(self.run)
         parameters = inspect.signature(self.run).parameters.values()
-        own = {p.name: Option(hints[p.name], p.default) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        own = {p.name: Option(hints.get(p.name, Any), p.default) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         return own | (_row_options() if "rows" in self.needs else {})
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:

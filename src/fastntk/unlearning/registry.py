@@ -62,6 +62,8 @@ def register(method: Method) -> None:
     """Add a method of your own: commands, plans, reports and tuning then know it. A name that is taken is refused."""
     if method.name in METHODS:
         raise InputError(f"There is a method {method.name!r} already: choose another name.")
+    if not method.name.strip() or not method.summary.strip():
+        raise InputError("A method needs a name and a summary of what it does.")
     _REGISTERED[method.name] = method
 
 

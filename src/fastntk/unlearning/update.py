@@ -15,8 +15,9 @@ replay of all samples missed θ by more than ``MISS`` of the way.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def check_step(
         if len(indices):
             some = _some(indices)
             sets[name] = (run.data.inputs[some], linearisation.outputs[some], predicted(some))
-    try:
+    with engine.lock, _restored(linearisation):
         subset.set(linearisation.theta)
         probe = _probe(run, split)
         if probe is not None:
@@ -108,8 +109,6 @@ def check_step(
                 by_length[length] = errors(length)
             chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
         before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
-    finally:
-        subset.set(linearisation.point)  # the engine's copy stays where its rows were taken
     final = by_length[chosen]
     reasons = []
     if final.get("retain", 0.0) > RETRAIN:
@@ -130,6 +129,15 @@ def check_step(
         "thresholds": {"search": SEARCH, "retrain": RETRAIN, "accuracy_drop": DROP, "replay_miss": MISS},
         "definition": "‖actual − predicted‖ / ‖predicted − before‖ of centred logits; at 1 the prediction is useless",
     }
+
+
+@contextlib.contextmanager
+def _restored(linearisation: Linearisation) -> Iterator[None]:
+    """The engine's working copy is back where its rows were taken, whatever happens inside."""
+    try:
+        yield
+    finally:
+        linearisation.engine.subset.set(linearisation.point)
 
 
 def _retained_accuracy(run: Run, linearisation: Linearisation, split: Split, subset: Subset, step: Tensor) -> tuple[float, float]:

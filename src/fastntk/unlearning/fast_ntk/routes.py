@@ -32,6 +32,7 @@ ITERATIONS = TYPICAL_ITERATIONS
 FIT_PASSES, SOLVE_PASSES = 30, 45
 """Passes over the rows that the softmax form takes: with several dampings at once, and with one (22 to 34 and 12 to 60 seen)."""
 NEWTON = "newton (softmax form)"
+STREAMED = "the rows are not stored, and softmax needs them many times"
 _ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
 
 
@@ -48,9 +49,9 @@ def cost(problem: Problem) -> list[Route]:
         # What is left where the softmax form does not fit: equation (1), on stored rows before any that have to be made anew.
         small = "the softmax form does not fit the memory budget"
         routes += [route for place in stored for route in _ridge(problem, place, "ridge", small)]
-        return routes + list(_streamed(problem, "the rows are not stored, and softmax needs them many times"))
+        return routes + list(_streamed(problem, STREAMED))
     routes = [route for place in stored for route in _ridge(problem, place, form, because)]
-    return routes + list(_streamed(problem, because))
+    return routes + list(_streamed(problem, because or STREAMED))
 
 
 def newton_seconds(problem: Problem, place: Rows) -> float:
@@ -97,7 +98,7 @@ def _newton(problem: Problem, place: Rows, because: str) -> Route:
 def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[Route]:
     """Equation (1) on stored rows; with form "auto" the softmax form may follow, and is counted."""
     s, speed = problem.sizes, problem.speed
-    left = problem.memory - s.input_copy - (s.stored if place == "memory" else 0)
+    left = problem.memory - s.input_copy - (s.stored if place == "memory" and not problem.ready else 0)
     read = problem.read_seconds(speed.read, place)
     times = {
         "primal": _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem),
@@ -109,7 +110,7 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
     after = newton_seconds(problem, place) if form == "auto" else 0.0
     for solver in _solvers(problem):
         route = _ROUTE.get(solver, solver)
-        rank = largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
+        rank = 0 if solver == "lsmr" else largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
         second = {"primal": 8 * s.parameters**2, "eigen": 16 * s.parameters**2, "dual": 16 * s.retain * s.classes * s.n_rows}
         memory += second.get(solver, 0)
@@ -142,7 +143,7 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             network = s.input_copy + min(64, s.samples) * speed.row_bytes
             rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
             settings["rank"] = rank  # type: ignore[assignment]
-            products = 2 * ITERATIONS * 6 * speed.forward * s.samples
+            products = 2 * (ITERATIONS + rank) * 6 * speed.forward * s.samples  # two solves, each with its sketch
             needed = bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
             seconds, memory = make + products, network + needed
             label = f"{solver} (equation (1), jvp and vjp)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 
-from fastntk.base.errors import InputError
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import Rows, without_recipe
@@ -16,7 +15,7 @@ from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.tangent_replay.averaging import SEEDS, Average
 from fastntk.unlearning.tangent_replay.blending import Blend
 from fastntk.unlearning.tangent_replay.difference import tangent_replay_update
-from fastntk.unlearning.tangent_replay.path_models import NOT_STORED, PathName
+from fastntk.unlearning.tangent_replay.path_models import BATCH, PathName
 from fastntk.unlearning.tangent_replay.polish import finish
 from fastntk.unlearning.update import checked_update
 
@@ -67,7 +66,8 @@ def tangent_replay(
 def _cost(problem: Problem) -> list[Route]:
     stored = [place for place in problem.places if place in ("memory", "disk")]
     if not stored:
-        raise InputError(NOT_STORED)
+        unstored = Route(problem.method, "stream", "replays", math.nan, fits=False, why_not="needs stored rows")
+        return [unstored]
     routes = [_route(problem, place, problem.recipe or Recipe()) for place in stored]
     return [without_recipe(route) for route in routes] if problem.recipe is None else routes
 
@@ -84,8 +84,9 @@ def _route(problem: Problem, place: Rows, recipe: Recipe) -> Route:
     steps = recipe.epochs * math.ceil(s.samples / recipe.batch_size)
     read = problem.read_seconds(speed.replay, place)
     seconds = (paths + seeds) * (recipe.epochs * read + steps * OPERATIONS_A_STEP * speed.dispatch)
-    memory = 2 * min(recipe.batch_size, s.samples) * s.body_row_bytes + 16 * 8 * s.parameters + CHUNK_BYTES
-    if recipe.loss == "cross-entropy" and options["blend"] != 0:
+    gathered = min(max(2 * recipe.batch_size, 2 * BATCH), 2 * s.samples) * s.body_row_bytes
+    memory = gathered + 16 * 8 * s.parameters + CHUNK_BYTES
+    if options["blend"] != 0 and (options["blend"] != "auto" or recipe.loss == "cross-entropy"):
         seconds += newton_seconds(problem, place)
         memory = max(memory, newton_memory(problem))
     polish = options["polish"]

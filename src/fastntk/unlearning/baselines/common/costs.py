@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fastntk.planning import Problem, Route
 
@@ -28,5 +29,7 @@ def gradients_route(problem: Problem, *, samples: int, vectors: int) -> Route:
     """Squared gradients of single samples: a forward pass for the outputs, then a sweep of backward passes."""
     s, speed = problem.sizes, problem.speed
     sweep = speed.rows * (1 + vectors) / (1 + s.classes)
-    route = problem.passes(0, batch=1, extra_seconds=samples * (2 * speed.forward + DENSE * sweep), note="gradients of samples")
-    return route
+    seconds = samples * (2 * speed.forward + DENSE * sweep)
+    route = problem.passes(0, batch=1, extra_seconds=seconds, note="gradients of samples")
+    held = min(32, samples) * (speed.row_bytes + 4 * vectors * s.parameters * s.itemsize)
+    return replace(route, memory=route.memory + held)
