@@ -94,8 +94,8 @@ def _solve(sums: GramAccumulator, *, keep: bool) -> float:
 
 
 def _plan(count: int) -> dict[str, Any]:
-    made = plan(_run(count), classes=[0], memory_budget=10**11)
-    return {"memory": next(route.memory for route in made.routes if route.solver == ROUTE)}
+    estimate = plan(_run(count), classes=[0], memory_budget=10**11)
+    return {"memory": next(route.memory for route in estimate.routes if route.solver == ROUTE)}
 
 
 if __name__ == "__main__":

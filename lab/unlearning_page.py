@@ -170,8 +170,8 @@ def _single(setting: Setting, folder: Path) -> str:
         "|" + " --- |" * 7,
     ]
     for method in setting.methods:
-        mine = [record for record in records if method.label in record["methods"]]
-        cells = _correlations(mine, method.label) if len(mine) > 2 else ["not run"] * 6
+        method_records = [record for record in records if method.label in record["methods"]]
+        cells = _correlations(method_records, method.label) if len(method_records) > 2 else ["not run"] * 6
         lines.append("| " + " | ".join([method.label, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -180,9 +180,9 @@ def _correlations(records: Sequence[dict[str, Any]], label: str) -> list[str]:
     cells = [str(len(records))]
     for what in ("loss", "margin"):
         true = [record["retrain"][what] - record["full"][what] for record in records]
-        told = [record["methods"][label][what] - record["full"][what] for record in records]
-        size = statistics.fmean(map(abs, told)) / max(statistics.fmean(map(abs, true)), 1e-30)
-        cells += [f"{float(spearmanr(true, told).statistic):.3f}", f"{size:.2f}"]
+        predicted = [record["methods"][label][what] - record["full"][what] for record in records]
+        size = statistics.fmean(map(abs, predicted)) / max(statistics.fmean(map(abs, true)), 1e-30)
+        cells += [f"{float(spearmanr(true, predicted).statistic):.3f}", f"{size:.2f}"]
     ratio = statistics.fmean(record["methods"][label]["wall"] / record["retrain"]["wall"] for record in records)
     return [*cells, f"{ratio:.2f}"]
 

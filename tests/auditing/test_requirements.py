@@ -101,7 +101,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "message"),
+    ("text", "available", "message"),
     [
         ("forget_accuracy<=retrain", (), "needs a Retrain"),
         ("recovered>=1", (), "needs a Retrain"),
@@ -111,10 +111,10 @@ def test_what_is_refused(text: str, message: str) -> None:
         ("probe_forget_accuracy<0.6", (), "needs the probes"),
     ],
 )
-def test_what_the_audit_will_not_compute_is_refused_before(text: str, given: tuple[str, ...], message: str) -> None:
+def test_what_the_audit_will_not_compute_is_refused_before(text: str, available: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_possible([parse(text)], given=given)
-    check_possible([parse(text)], given=("reference", "other_seeds", "ensemble", "membership", "probes"))
+        check_possible([parse(text)], available=available)
+    check_possible([parse(text)], available=("reference", "other_seeds", "ensemble", "membership", "probes"))
 
 
 def test_every_figure_is_defined_once_and_all_names_can_be_required() -> None:

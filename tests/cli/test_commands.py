@@ -134,7 +134,7 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
         assert 0 <= row["retain"] <= 1
     original = load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     for name, page in zip(demo_module.RESULTS, record["reports"]):
-        assert load_result(out / name, original).method == demo_module.KEPT
+        assert load_result(out / name, original).method == demo_module.REPORTED
         assert json.loads((out / name / "audit.json").read_text())["verdict"]["level"] in Path(page).read_text("utf-8").lower()
     load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     (out / "demo.json").unlink()

@@ -40,7 +40,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def check_report(text: str, *, forgotten: int, retained: int) -> None:
     """The printed accuracies: what was forgotten is known less than before, what stays about as well as before."""
-    found = re.findall(r"(forgotten|retained): (\d+) images, right before (\d+)%, now (\d+)%", text)
+    found = re.findall(r"(forgotten|retained): (\d+) images, accuracy before (\d+)%, now (\d+)%", text)
     assert found
     for part, count, before, now in found:
         assert int(count) == {"forgotten": forgotten, "retained": retained}[part]

@@ -43,7 +43,7 @@ def test_bars_are_as_long_as_their_figures() -> None:
 
 def test_flow_bars_keep_to_their_shares() -> None:
     table = [("cat", {"full": 1.0, "unlearned": 0.0}), ("dog", {"full": 0.0, "unlearned": 0.5})]
-    plot = flow_bars(table, name="f", title="Now called")
+    plot = flow_bars(table, name="f", title="Now classified as")
     longest = {model: sorted(map(width, shapes(plot, model)))[-1] for model in ("full", "unlearned")}
     assert longest["unlearned"] / longest["full"] == pytest.approx(0.5, rel=1e-4)
     assert "Before: 100\u00a0% cat and 0\u00a0% dog; After: 0\u00a0% cat and 50\u00a0% dog." in plot.words

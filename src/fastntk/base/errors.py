@@ -22,6 +22,6 @@ class DivergedError(InputError):
 
 def listing(items: Iterable[object], *, most: int = 8) -> str:
     """Join the first few items for an error message and count the rest: ``a, b, c (+5 more)``."""
-    shown = [str(item) for item in items]
-    more = f" (+{len(shown) - most} more)" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
+    texts = [str(item) for item in items]
+    more = f" (+{len(texts) - most} more)" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more

@@ -101,8 +101,8 @@ def nystrom(operator: RowOperator | FusedOperator, rank: int, *, seed: int = 0) 
     del product
     orthonormal, triangle = torch.linalg.qr(half)
     del half
-    turn, singular, _ = torch.linalg.svd(triangle)
-    return LowRank(orthonormal @ turn, (singular.square() - shift).clamp_min(0.0))
+    rotation, singular, _ = torch.linalg.svd(triangle)
+    return LowRank(orthonormal @ rotation, (singular.square() - shift).clamp_min(0.0))
 
 
 def _gaussian(d: int, k: int, seed: int) -> Tensor:
