@@ -73,7 +73,7 @@ def _case(
             if errors[name] > 1e-3:
                 raise Cannot(f"its rows differ by {errors[name]:.1e}")
             jobs[name] = (*_layout_and_chunk(make, few, chunks if name not in ONE_BY_ONE else (len(few),)),)
-        except Exception as error:  # whatever a package raises is its answer
+        except Exception as error:  # whatever a package raises is its result
             skipped[name] = str(error).splitlines()[0] if isinstance(error, Cannot) else f"{type(error).__name__}: {error}"[:200]
     forward_chunks = (*chunks, 2 * chunks[-1])
     many = torch.randn(2 * count, *shape, generator=generator)

@@ -15,7 +15,7 @@ its own with DIR on the path. Python's profile hook sees every call; this is how
   remembered is called, but not computed), and *distinct_digests*, of how many different sets of samples: a result's manifest
   holds a digest of the retained samples beside that of all.
 
-For the commit before the house was rebuilt this gives, for ``unlearn --method tangent-replay``, 52 modules, 58 edges,
+For the commit before the rooms were rebuilt this gives, for ``unlearn --method tangent-replay``, 52 modules, 58 edges,
 4 resolutions, 3 guards and 6 digests: the figures of the issue. Not a benchmark: the profile hook makes everything slow.
 """
 

@@ -61,13 +61,13 @@ RECORD: dict[str, Any] = {
 def test_what_holds(
     record_with: Callable[..., AuditRecord], text: str, left: float | None, right: float | None, passed: bool
 ) -> None:
-    found = evaluate(parse(text), record_with(RECORD))
-    assert found.text == text
-    assert found.passed is passed
-    for side, value in ((found.left, left), (found.right, right)):
+    outcome = evaluate(parse(text), record_with(RECORD))
+    assert outcome.text == text
+    assert outcome.passed is passed
+    for side, value in ((outcome.left, left), (outcome.right, right)):
         assert side == (None if value is None else pytest.approx(value))
-    assert (found.note is None) == (left is not None and right is not None)
-    json.dumps(to_dict(found), allow_nan=False)
+    assert (outcome.note is None) == (left is not None and right is not None)
+    json.dumps(to_dict(outcome), allow_nan=False)
 
 
 @pytest.mark.parametrize(

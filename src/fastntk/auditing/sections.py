@@ -49,7 +49,7 @@ def subject(result: Unlearned, *, holdout: int, classes: tuple[str, ...], data_d
 
 
 def request(result: Unlearned, forgotten: Samples) -> RequestSummary:
-    """What was asked, without naming anybody."""
+    """The request, without naming anybody."""
     classes = class_names(result.run.data, classes=0)
     return RequestSummary(
         forget=len(result.split.forget),

@@ -1,4 +1,4 @@
-"""The errors a user can cause, and the one thing they share: the command line answers them with exit code 2.
+"""The errors a user can cause, and the one thing they share: on the command line they end with exit code 2.
 
 A message says what was expected, what came, and what to do. Anything else that escapes is our fault.
 """

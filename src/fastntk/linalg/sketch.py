@@ -36,7 +36,7 @@ class LowRank:
         return out.squeeze(-1) if flat else out
 
     def solve(self, rhs: Tensor, damping: float) -> Tensor:
-        """(Â + λI)⁻¹ b for b (d,) or (d, k), λ > 0; approximate as an answer for A: see
+        """(Â + λI)⁻¹ b for b (d,) or (d, k), λ > 0; approximate as a solution for A: see
         :meth:`error_estimate`.
         """
         if not damping > 0:

@@ -81,7 +81,7 @@ def _missing_records(setting: Setting, folder: Path) -> Iterator[Step]:
 
 
 def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int, *, version: str = __version__) -> str:
-    """What decides one record: the configuration, what is asked, the method with its options, the seed, and this version."""
+    """What decides one record: the configuration, the request, the method with its options, the seed, and this version."""
     request_key = [request.kind, request.value, request.draw_seed]
     return json_digest([SCHEMA, version, setting.digest, request_key, row.method, dict(row.options), seed])
 
