@@ -66,7 +66,7 @@ def test_operators_are_declared_only_where_they_are_missing(tmp_path, script):
 
 
 def test_without_torchvision_there_is_nothing_to_do(monkeypatch):
-    monkeypatch.setattr(torchvision_ops, "_kept", [])
+    monkeypatch.setattr(torchvision_ops, "_libraries", [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert torchvision_ops.ensure_operators() is False
 

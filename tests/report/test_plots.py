@@ -93,7 +93,7 @@ def test_settings_stay_here_and_stand_ins_do_not_leak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("text", "expected"),
     [
         (percent(0.98765), "98.8 %"),
         (percent(None), "–"),
