@@ -61,8 +61,8 @@ def _case(
         start = time.perf_counter()
         fastntk.fit(model, subset, samples, fastntk.Recipe(**(recipe.to_dict() | {"seed": seed})))
         seconds.append(time.perf_counter() - start)
-        right = fastntk.predict(model, holdout.inputs).argmax(1) == holdout.labels
-        accuracies.append(100 * right.float().mean().item())
+        correct = fastntk.predict(model, holdout.inputs).argmax(1) == holdout.labels
+        accuracies.append(100 * correct.float().mean().item())
     return {
         "parameters": subset.numel,
         "ratio": subset.ratio,

@@ -39,8 +39,8 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else None
-    return found.group(1) if found else platform.processor()
+    match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else None
+    return match.group(1) if match else platform.processor()
 
 
 def _version(name: str) -> str | None:
@@ -51,8 +51,8 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    process = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return process.stdout.strip() or None
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -73,10 +73,10 @@ def interleaved(work: Mapping[str, Callable[[], object]], *, repeats: int) -> di
 def child(module: str, *arguments: object) -> dict[str, Any]:
     """Run ``python -m <module> <arguments>`` with this process's threads; its last line is JSON."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments), str(torch.get_num_threads())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{process.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return result
 
 
@@ -95,10 +95,10 @@ class PeakMemory:
 
 
 def _status(field: str) -> int:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if match is None:
         raise RuntimeError(f"{field} is not in /proc/self/status: this benchmark needs Linux")
-    return int(found.group(1)) * 1024
+    return int(match.group(1)) * 1024
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:

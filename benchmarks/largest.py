@@ -50,15 +50,15 @@ def _measure(folder: Path, count: int) -> dict[str, Any]:
     images = torch.randn(count, 3, 16, 16, generator=generator)
     targets = torch.nn.functional.one_hot(torch.arange(count) % 10, 10).double() - 0.1
     engine = checked_engine(model, subset, images)
-    kept: list[Any] = []
+    outputs: list[Any] = []
     with PeakMemory() as memory:
-        rows_seconds = timed(lambda: kept.append(rows_on_disk(engine, images, folder)))
-        rows = kept.pop()
+        rows_seconds = timed(lambda: outputs.append(rows_on_disk(engine, images, folder)))
+        rows = outputs.pop()
         rows.product_dtype = torch.float32
         damping = 1e-2 * float(rows.column_norms2().sum()) / subset.numel
         solver = MatrixFree(tol=1e-5, max_iterations=500)
-        solve_seconds = timed(lambda: kept.append(solver.solve(rows, targets, damping=damping)))
-    solution = kept.pop()
+        solve_seconds = timed(lambda: outputs.append(solver.solve(rows, targets, damping=damping)))
+    solution = outputs.pop()
     return {
         "images": count,
         "parameters": subset.numel,

@@ -38,19 +38,24 @@ def run(*, size: int, images: int, epochs: int, cache: Path | None) -> dict[str,
     model = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
     subset = fastntk.tune(model, "norm+head")
     samples = fastntk.load_source(str(SHARED / DATA), spec=input_spec(model), images_per_class=images)
-    made = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=epochs))
+    trained = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=epochs))
     some = np.random.default_rng(0).permutation(len(samples))[: len(samples) // 10]
     requests: dict[str, dict[str, Any]] = {
         "class 0": {"classes": [0]},
         "random 10 %": {"ids": [samples.ids[number] for number in sorted(some.tolist())]},
     }
-    linearisation = fastntk.linearise_run(made)
-    cases = {name: _case(made, linearisation, request, size=size, cache=cache) for name, request in requests.items()}
-    return {"size": size, "images_per_class": images, "recipe": made.recipe.to_dict() if made.recipe else None, "cases": cases}
+    linearisation = fastntk.linearise_run(trained)
+    cases = {name: _case(trained, linearisation, request, size=size, cache=cache) for name, request in requests.items()}
+    return {
+        "size": size,
+        "images_per_class": images,
+        "recipe": trained.recipe.to_dict() if trained.recipe else None,
+        "cases": cases,
+    }
 
 
 def _case(
-    made: fastntk.Run, linearisation: fastntk.Linearisation, request: dict[str, Any], *, size: int, cache: Path | None
+    origin: fastntk.Run, linearisation: fastntk.Linearisation, request: dict[str, Any], *, size: int, cache: Path | None
 ) -> dict[str, Any]:
     """By kind, then by model: area, its standard error, KLoM, and whether it is told apart from Retrain."""
     out: dict[str, Any] = {}
@@ -58,8 +63,8 @@ def _case(
         rows: dict[str, Any] = {}
         seconds = 0.0
         for method in METHODS:
-            result = fastntk.unlearn(made, method=method, linearisation=linearisation, **request)
-            lira, klom = ensemble_figures(made, result, size=size, kind=kind, cache=cache)  # type: ignore[arg-type]
+            result = fastntk.unlearn(origin, method=method, linearisation=linearisation, **request)
+            lira, klom = ensemble_figures(origin, result, size=size, kind=kind, cache=cache)  # type: ignore[arg-type]
             seconds += lira.ensemble.seconds
             for name, row in (("full", "full"), ("unlearned", method), ("retrain", "retrain")):
                 rows[row] = {key: getattr(getattr(lira, name), key) for key in ("auc", "auc_standard_error", "tpr_at_1pct_fpr")}
@@ -100,8 +105,8 @@ def section(record: dict[str, Any]) -> str:
 def fill(page: Path, record: dict[str, Any]) -> None:
     text = page.read_text("utf-8")
     before, _, rest = text.partition(START)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, mark, after = rest.partition(END)
+    if not mark:
         raise SystemExit(f"{page} has no section {START} … {END}")
     write_file(page, (before + section(record) + after).encode(), overwrite=True)
 
@@ -115,15 +120,15 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=Path("results/bench/oracle_ensembles.json"))
     parser.add_argument("--page", action="store_true")
-    given = parser.parse_args()
-    if given.page:
-        fill(PAGE, json.loads(given.out.read_text("utf-8")))
+    options = parser.parse_args()
+    if options.page:
+        fill(PAGE, json.loads(options.out.read_text("utf-8")))
         return
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    result = run(size=given.size, images=given.images, epochs=given.epochs, cache=given.cache)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    result = run(size=options.size, images=options.images, epochs=options.epochs, cache=options.cache)
     record = {"environment": environment(), "result": result}
-    write_file(given.out, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode(), overwrite=True)
+    write_file(options.out, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode(), overwrite=True)
     print(table(result))
 
 

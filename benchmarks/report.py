@@ -48,11 +48,11 @@ def _where(record: dict[str, Any]) -> str:
     )
 
 
-def filled(page: str, made: str) -> str:
+def filled(page: str, content: str) -> str:
     """The page with everything between the marks replaced."""
     if page.count(START) != 1 or page.count(END) != 1 or page.index(START) > page.index(END):
         raise SystemExit(f"expected one {START} and then one {END} in the page")
-    return page[: page.index(START)] + made + page[page.index(END) + len(END) :]
+    return page[: page.index(START)] + content + page[page.index(END) + len(END) :]
 
 
 def main() -> None:
@@ -62,10 +62,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
     options = parser.parse_args()
     page = options.page.read_text("utf-8")
-    made = filled(page, section(options.folder))
+    text = filled(page, section(options.folder))
     if options.check:
-        raise SystemExit(0 if made == page else f"{options.page} is not what {options.folder} says: run without --check")
-    options.page.write_text(made, "utf-8")
+        raise SystemExit(0 if text == page else f"{options.page} is not what {options.folder} says: run without --check")
+    options.page.write_text(text, "utf-8")
     print(f"{options.page} filled from {options.folder}")
 
 

@@ -30,15 +30,15 @@ def vmap_jacrev(model: nn.Module, subset: Subset) -> Rows:
     """torch.func, only the tuned parameters differentiated."""
     values = {name: p.detach() for name, p in subset.parameters.items()}
 
-    def one(part: dict[str, Tensor], x: Tensor) -> Tensor:
+    def forward(part: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(model, part, (x.unsqueeze(0),))[0]
 
-    rows = vmap(jacrev(one), (None, 0))
+    rows = vmap(jacrev(forward), (None, 0))
 
     def make(x: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
-            made = rows(values, x)
-        return torch.cat([made[name].flatten(2) for name in subset.names], 2)
+            blocks = rows(values, x)
+        return torch.cat([blocks[name].flatten(2) for name in subset.names], 2)
 
     return make
 
@@ -52,8 +52,8 @@ def sample_loop(model: nn.Module, subset: Subset) -> Rows:
         for i in range(len(x)):
             output = logits(model, x[i : i + 1])[0]
             for c in range(len(output)):
-                found = torch.autograd.grad(output[c], parameters, retain_graph=c + 1 < len(output))
-                rows.append(torch.cat([g.reshape(-1) for g in found]))
+                gradients = torch.autograd.grad(output[c], parameters, retain_graph=c + 1 < len(output))
+                rows.append(torch.cat([g.reshape(-1) for g in gradients]))
         return torch.stack(rows).view(len(x), -1, subset.numel)
 
     return make

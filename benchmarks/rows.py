@@ -73,12 +73,12 @@ def _case(
             if errors[name] > 1e-3:
                 raise Cannot(f"its rows differ by {errors[name]:.1e}")
             jobs[name] = (*_layout_and_chunk(make, few, chunks if name not in ONE_BY_ONE else (len(few),)),)
-        except Exception as error:  # whatever a package raises is its answer
+        except Exception as error:  # whatever a package raises is its result
             skipped[name] = str(error).splitlines()[0] if isinstance(error, Cannot) else f"{type(error).__name__}: {error}"[:200]
     forward_chunks = (*chunks, 2 * chunks[-1])
     many = torch.randn(2 * count, *shape, generator=generator)
-    found = [_layout_and_chunk(lambda x, m=m: _forward(m, x), many, forward_chunks) for m in (model, own)]
-    jobs["forward"] = min(found, key=lambda job: min(timed(lambda: _over(*job)) for _ in range(3)))
+    candidates = [_layout_and_chunk(lambda x, m=m: _forward(m, x), many, forward_chunks) for m in (model, own)]
+    jobs["forward"] = min(candidates, key=lambda job: min(timed(lambda: _over(*job)) for _ in range(3)))
     medians = interleaved({name: (lambda job=job: _over(*job)) for name, job in jobs.items()}, repeats=1 if quick else 5)
     per_image = {name: seconds / len(jobs[name][1]) for name, seconds in medians.items()}
     floor = (engine.backwards + 1) * per_image["forward"]
@@ -121,9 +121,9 @@ def _layout_and_chunk(
 ) -> tuple[Callable[[Tensor], object], Tensor, int]:
     """The faster of plain and channels-last images, each with its best chunk."""
     layouts = [images, images.contiguous(memory_format=torch.channels_last)]
-    found = [(layout, _best_chunk(make, layout, chunks)[1]) for layout in layouts]
-    times = [min(timed(lambda f=f: _over(make, *f)) for _ in range(2)) for f in found]
-    layout, chunk = found[times.index(min(times))]
+    candidates = [(layout, _best_chunk(make, layout, chunks)[1]) for layout in layouts]
+    times = [min(timed(lambda f=f: _over(make, *f)) for _ in range(2)) for f in candidates]
+    layout, chunk = candidates[times.index(min(times))]
     return make, layout, chunk
 
 

@@ -33,9 +33,11 @@ def run(*, quick: bool) -> dict[str, Any]:
     fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=epochs))
     images = fast_layout(model, samples.inputs)
     engine = checked_engine(model, subset, images)
-    kept: list[Any] = []
-    rows_seconds = min(timed(lambda: kept.append(rows_in_memory(engine, images, chunk=CHUNK))) for _ in range(1 if quick else 3))
-    rows = kept[-1]
+    outputs: list[Any] = []
+    rows_seconds = min(
+        timed(lambda: outputs.append(rows_in_memory(engine, images, chunk=CHUNK))) for _ in range(1 if quick else 3)
+    )
+    rows = outputs[-1]
     targets = torch.nn.functional.one_hot(samples.labels, 10).double() - 0.1
     exact = rows.gram(torch.float64)
     damping = 1e-2 * float(exact.trace()) / subset.numel
@@ -56,19 +58,21 @@ def run(*, quick: bool) -> dict[str, Any]:
             "error_Jw": float((rows.matvec(approximate) - moved).norm() / moved.norm()),
         }
 
-    found = []
+    entries = []
     for m in (1, 2, 5):
         each = []
         for seed in range(1 if quick else 3):
-            made: list[Tensor] = []
-            seconds = timed(lambda m=m, seed=seed, made=made: made.append(_probed(engine.probed_rows, images, m, seed)))
-            probed = DenseRows(made[0])
+            probe_rows: list[Tensor] = []
+            seconds = timed(
+                lambda m=m, seed=seed, probe_rows=probe_rows: probe_rows.append(_probed(engine.probed_rows, images, m, seed))
+            )
+            probed = DenseRows(probe_rows[0])
             gram = probed.gram(torch.float64)
             error = float((gram - exact).norm() / exact.norm())
             b = probed.rmatvec(compress_targets(targets, m, seed=seed))
             each.append({**errors(error, _solve(gram, damping, b)), "seconds": seconds})
         median = {key: statistics.median(e[key] for e in each) for key in each[0]}
-        found.append({"what": f"{m} output probes", "time_share": median["seconds"] / rows_seconds, **median})
+        entries.append({"what": f"{m} output probes", "time_share": median["seconds"] / rows_seconds, **median})
     for rank in (50, 200, 500):
         sketches: list[Any] = []
         seconds = timed(lambda rank=rank, sketches=sketches: sketches.append(nystrom(rows, rank)))
@@ -76,7 +80,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         gram = low.gram_matvec(torch.eye(subset.numel, dtype=torch.float64))
         error = float((gram - exact).norm() / exact.norm())
         entry = {**errors(error, low.solve(rhs, damping)), "seconds": seconds, "time_share": seconds / solve_seconds}
-        found.append({"what": f"Nyström, rank {rank}", **entry})
+        entries.append({"what": f"Nyström, rank {rank}", **entry})
     return {
         "images": len(samples),
         "source": source,
@@ -84,7 +88,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         "damping": damping,
         "rows_seconds": rows_seconds,
         "solve_seconds": solve_seconds,
-        "approximations": found,
+        "approximations": entries,
     }
 
 

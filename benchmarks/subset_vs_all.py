@@ -42,14 +42,14 @@ def _measure(spec: str, per_class: int) -> dict[str, Any]:
         model.get_parameter("fc.weight").normal_(0, 0.1, generator=generator)
     images = torch.randn(count, 3, 32, 32, generator=generator)
     engine = checked_engine(model, subset, images)
-    found: dict[str, Any] = {"images": count, "parameters": subset.numel}
-    kept: list[Any] = []
+    figures: dict[str, Any] = {"images": count, "parameters": subset.numel}
+    outputs: list[Any] = []
     with PeakMemory() as memory:
-        found["rows_seconds"] = timed(lambda: kept.append(rows_in_memory(engine, images)))
-        rows = kept[0]
-        found["rows_bytes"] = rows.body.nbytes + rows.features.nbytes
-        found["kernel_seconds"] = timed(lambda: kept.append(rows.kernel(torch.float64)))
-    return {**found, "growth": memory.growth}
+        figures["rows_seconds"] = timed(lambda: outputs.append(rows_in_memory(engine, images)))
+        rows = outputs[0]
+        figures["rows_bytes"] = rows.body.nbytes + rows.features.nbytes
+        figures["kernel_seconds"] = timed(lambda: outputs.append(rows.kernel(torch.float64)))
+    return {**figures, "growth": memory.growth}
 
 
 if __name__ == "__main__":

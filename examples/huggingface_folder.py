@@ -49,9 +49,9 @@ def main(work: Path) -> None:
     print(f"fast-ntk: {result.details['validity']['verdict']}. {result.details['outside_subset']['message']}")
     result.model.save_pretrained(unlearned)
     served = ViTForImageClassification.from_pretrained(unlearned).eval()  # your serving code, as it is
-    for part, kept in (("forgotten", result.forgotten), ("retained", result.retained)):
-        right = [(fastntk.predict(m, kept.inputs).argmax(1) == kept.labels).float().mean() for m in (model, served)]
-        print(f"  {part}: {len(kept)} images, right before {right[0]:.0%}, now {right[1]:.0%}")
+    for part, group in (("forgotten", result.forgotten), ("retained", result.retained)):
+        accuracy = [(fastntk.predict(m, group.inputs).argmax(1) == group.labels).float().mean() for m in (model, served)]
+        print(f"  {part}: {len(group)} images, accuracy before {accuracy[0]:.0%}, now {accuracy[1]:.0%}")
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def main(work: Path) -> None:
     frozen = {name: value for name, value in torch.load(backbone, weights_only=True).items() if not name.startswith("head.")}
     served.load_state_dict(frozen, strict=False)
     fastntk.load_tuned(served, file)
-    for part, kept in (("forgotten", result.forgotten), ("retained", result.retained)):
-        right = [(fastntk.predict(m, kept.inputs).argmax(1) == kept.labels).float().mean() for m in (run.model, served)]
-        print(f"  {part}: {len(kept)} images, right before {right[0]:.0%}, now {right[1]:.0%}")
+    for part, group in (("forgotten", result.forgotten), ("retained", result.retained)):
+        accuracy = [(fastntk.predict(m, group.inputs).argmax(1) == group.labels).float().mean() for m in (run.model, served)]
+        print(f"  {part}: {len(group)} images, accuracy before {accuracy[0]:.0%}, now {accuracy[1]:.0%}")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ def main(work: Path) -> None:
     torch.save(result.model.state_dict(), work / "unlearned.pt")
     served = small_net().eval()  # your serving code, as it is
     served.load_state_dict(torch.load(work / "unlearned.pt", weights_only=True))
-    for part, kept in (("forgotten", result.forgotten), ("retained", result.retained)):
-        right = [(fastntk.predict(m, kept.inputs).argmax(1) == kept.labels).float().mean() for m in (model, served)]
-        print(f"  {part}: {len(kept)} images, right before {right[0]:.0%}, now {right[1]:.0%}")
+    for part, group in (("forgotten", result.forgotten), ("retained", result.retained)):
+        accuracy = [(fastntk.predict(m, group.inputs).argmax(1) == group.labels).float().mean() for m in (model, served)]
+        print(f"  {part}: {len(group)} images, accuracy before {accuracy[0]:.0%}, now {accuracy[1]:.0%}")
 
 
 if __name__ == "__main__":

@@ -88,9 +88,9 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     steps = plan(settings, out=options.out, work=work)
     for setting in settings:
-        mine = [step for step in steps if step.setting == setting]
-        kinds = ", ".join(f"{sum(step.kind == kind for step in mine)} {kind}s" for kind in ("fit", "retrain", "record"))
-        print(f"{setting.name}: {kinds}; about {sum(step.seconds for step in mine) / 60:.0f} min")
+        own_steps = [step for step in steps if step.setting == setting]
+        kinds = ", ".join(f"{sum(step.kind == kind for step in own_steps)} {kind}s" for kind in ("fit", "retrain", "record"))
+        print(f"{setting.name}: {kinds}; about {sum(step.seconds for step in own_steps) / 60:.0f} min")
     print(f"all: {len(steps)} steps; about {sum(step.seconds for step in steps) / 60:.0f} min (rough, on two cores)")
     if not options.plan:
         with show_progress(enabled=sys.stderr.isatty()):

@@ -42,30 +42,30 @@ def _zero(method: str, value: Value) -> Verdict | None:
 
 def _close(metric: str) -> Callable[[str, Value], Verdict | None]:
     def judge(method: str, value: Value) -> Verdict | None:
-        mine, reference = value(method, metric), value("retrain", metric)
-        if mine is None or reference is None:
+        ours, reference = value(method, metric), value("retrain", metric)
+        if ours is None or reference is None:
             return None
-        return Verdict(abs(mine - reference) <= CLOSE, f"{mine - reference:+.2f} points")
+        return Verdict(abs(ours - reference) <= CLOSE, f"{ours - reference:+.2f} points")
 
     return judge
 
 
 def _above(metric: str) -> Callable[[str, Value], Verdict | None]:
     def judge(method: str, value: Value) -> Verdict | None:
-        mine, rivals = value(method, metric), [value(rival, metric) for rival in ("max-loss", "random-label")]
+        ours, rivals = value(method, metric), [value(rival, metric) for rival in ("max-loss", "random-label")]
         known = [rival for rival in rivals if rival is not None]
-        if mine is None or len(known) < len(rivals):
+        if ours is None or len(known) < len(rivals):
             return None
-        return Verdict(mine > max(known), f"{mine - max(known):+.2f} points above the better of the two")
+        return Verdict(ours > max(known), f"{ours - max(known):+.2f} points above the better of the two")
 
     return judge
 
 
 def _as_long(method: str, value: Value) -> Verdict | None:
-    mine, reference = value(method, "relearn"), value("retrain", "relearn")
-    if mine is None or not reference:
+    ours, reference = value(method, "relearn"), value("retrain", "relearn")
+    if ours is None or not reference:
         return None
-    return Verdict(mine >= SHORT * reference, f"{mine / reference:.2f} × Retrain's")
+    return Verdict(ours >= SHORT * reference, f"{ours / reference:.2f} × Retrain's")
 
 
 RIDGE = (

@@ -70,5 +70,5 @@ def tune(*, out: Path, work: Path, shared: Path) -> None:
             rehearsal = rehearsal or rehearse(run, ids=ids, seed=SPARE_SEED)
             print(f"{request.name}: {method}, {BUDGET} trials …", flush=True)
             tuned = tune_baseline(run, method, ids=ids, budget=BUDGET, seed=SPARE_SEED, rehearsal=rehearsal)
-            told = {"schema": TUNING, "request": request.name, "run_seed": SPARE_SEED}
-            write_record(tuning_file(request, method, out), told | tuned.to_dict())
+            head = {"schema": TUNING, "request": request.name, "run_seed": SPARE_SEED}
+            write_record(tuning_file(request, method, out), head | tuned.to_dict())

@@ -110,12 +110,12 @@ def separation(records: list[Record], reference: list[Record]) -> float | None:
     """AUC of U-LiRA, None where there are too few models, or both sides are the same."""
     if records == reference:
         return None
-    mine = {record["seed"]: record["confidences"] for record in records if record["confidences"]}
+    ours = {record["seed"]: record["confidences"] for record in records if record["confidences"]}
     theirs = {record["seed"]: record["confidences"] for record in reference}
-    seeds = sorted(mine.keys() & theirs.keys())
+    seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < 5:
         return None
-    return float(u_lira([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]).auc)
+    return float(u_lira([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).auc)
 
 
 def _tuning(settings: Sequence[Setting], *, out: Path) -> str:

@@ -42,7 +42,7 @@ def development_page(settings: Sequence[Setting], *, out: Path) -> str:
         folder = setting_folder(out, setting.name)
         if folder.exists():
             parts.append(setting_text(setting, folder))
-            parts += [table_text(asked, setting, rows_of(setting, asked, folder=folder)) for asked in setting.requests]
+            parts += [table_text(request, setting, rows_of(setting, request, folder=folder)) for request in setting.requests]
     return "\n".join(parts)
 
 

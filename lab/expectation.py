@@ -11,8 +11,8 @@ from fastntk.reproduce.paper import TABLES
 
 def total(cells: Sequence[Cell], machine: Machine) -> Expected:
     """All cells one after the other."""
-    every = [expected(cell, machine) for cell in cells]
-    return Expected(sum(one.seconds for one in every), max(one.memory for one in every))
+    costs = [expected(cell, machine) for cell in cells]
+    return Expected(sum(cost.seconds for cost in costs), max(cost.memory for cost in costs))
 
 
 def expectation_table() -> str:
@@ -26,10 +26,10 @@ def expectation_table() -> str:
     for table in TABLES:
         cells = cells_of(table, real=True)
         for model in dict.fromkeys(cell.model for cell in cells):
-            mine = [cell for cell in cells if cell.model == model]
-            fast, slow = total(mine, GPU), total(mine, CPU)
+            group = [cell for cell in cells if cell.model == model]
+            fast, slow = total(group, GPU), total(group, CPU)
             lines.append(
-                f"| {table} | {mine[0].title} | {len(mine)} | {len(mine[0].setting.seeds)} | {fast.seconds / 3600:.1f} h | "
+                f"| {table} | {group[0].title} | {len(group)} | {len(group[0].setting.seeds)} | {fast.seconds / 3600:.1f} h | "
                 f"{slow.seconds / 3600:.1f} h | {fast.memory / 1e9:.1f} GB |"
             )
     return "\n".join(lines) + "\n"

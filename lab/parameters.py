@@ -102,13 +102,13 @@ def transformer(name: str) -> Transformer:
 @cache
 def shares() -> tuple[Share, ...]:
     """The tuned share of every network the paper names, with its number of classes."""
-    named: dict[tuple[str, int], float] = {}
+    published_shares: dict[tuple[str, int], float] = {}
     for name in paper.TABLES:
         for column in paper.published_table(name).columns:
             if column.ratio_percent is not None:
-                named[column.model, column.classes] = column.ratio_percent
+                published_shares[column.model, column.classes] = column.ratio_percent
     counted = []
-    for (model, classes), published in named.items():
+    for (model, classes), published in published_shares.items():
         tuned = "prompts+head" if model in VITS else "norm+head"
         subset = choose(vit(model, classes=classes) if model in VITS else _cnn(model, classes), tuned)
         counted.append(Share(model, classes, subset.numel, subset.ratio, published))

@@ -57,9 +57,9 @@ DEPARTURES = """## Where this departs from the paper
 
 def page_cells(table: str) -> tuple[Cell, ...]:
     """Our cells, and the paper's own setting where we have none for a column or it has been run."""
-    here = cells_of(table, real=False)
-    taken = {cell.column for cell in here}
-    return (*here, *(cell for cell in cells_of(table, real=True) if cell.column not in taken))
+    our_cells = cells_of(table, real=False)
+    columns = {cell.column for cell in our_cells}
+    return (*our_cells, *(cell for cell in cells_of(table, real=True) if cell.column not in columns))
 
 
 def results_page(*, out: Path) -> dict[str, bytes]:
@@ -70,8 +70,8 @@ def results_page(*, out: Path) -> dict[str, bytes]:
         comparisons = compare(name, _with_run_real(name, out), out=out)
         everything += comparisons
         files[f"{name}.svg"] = plot(table_of(name, comparisons), comparisons, kind="svg")
-        shown = [comparison for comparison in comparisons if comparison.run]
-        table = table_of(name, shown)
+        run = [comparison for comparison in comparisons if comparison.run]
+        table = table_of(name, run)
         parts += [markdown(table, level=2), _not_run(comparisons), f"![{table.title}]({name}.svg)", ""]
     parts += [parameter_tables(level=2)]
     parts += ["## What agrees with the paper, and what does not", "", agreement(everything)]

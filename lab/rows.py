@@ -68,8 +68,8 @@ def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Pat
         wanted=len(setting.seeds_of(method)),
         accuracy={name: Figure.of(accuracy(record, name) for record in records) for name in SETS},
         gap={name: statistics.fmean(_gap(record, name) for record in records) for name in SETS},
-        relearn=Figure.of(one.epochs for one in relearned),
-        relearn_censored=sum(one.censored for one in relearned),
+        relearn=Figure.of(entry.epochs for entry in relearned),
+        relearn_censored=sum(entry.censored for entry in relearned),
         relearn_ratio=_relearn_ratio(records),
         cap=relearned[0].cap,
         recovered=Figure.of(distance(record, "same_seed", "recovered") for record in records),
@@ -87,9 +87,9 @@ def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Pat
 
 def _relearn_ratio(records: Sequence[Record]) -> float | None:
     pairs = [(relearning(record), relearning(record, "retrain")) for record in records]
-    if any(one is None or one.censored for pair in pairs for one in pair):
+    if any(epochs is None or epochs.censored for pair in pairs for epochs in pair):
         return None
-    ours, theirs = (sum(one.epochs for one in side if one is not None) for side in zip(*pairs))
+    ours, theirs = (sum(epochs.epochs for epochs in side if epochs is not None) for side in zip(*pairs))
     return ours / theirs if theirs > 0 else None
 
 

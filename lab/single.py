@@ -61,11 +61,11 @@ def run(
     places = torch.linspace(0, len(experiment.samples) - 1, removals).round().long().tolist()
     linearisation = linearise_run(experiment.run(setting.seeds[0]))
     started = time.perf_counter()
-    for done, number in enumerate(missing, 1):
+    for count, number in enumerate(missing, 1):
         record = removal(experiment, linearisation, places[number])
         write_record(targets[number], {"digest": digest, "number": number} | record)
-        left = (time.perf_counter() - started) / done * (len(missing) - done)
-        say(f"[{done}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
+        left = (time.perf_counter() - started) / count * (len(missing) - count)
+        say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
 
 
 def removal(experiment: Experiment, linearisation: Linearisation, place: int) -> dict[str, Any]:

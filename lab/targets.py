@@ -1,4 +1,4 @@
-"""What was wanted of each method, beside what was measured: the targets of the unlearning experiment as data.
+"""The targets of each method, beside what was measured: those of the unlearning experiment as data.
 
 Knows no torch.
 """
@@ -14,7 +14,7 @@ from lab.rows import Row
 
 @dataclass(frozen=True)
 class Target:
-    """Limits on means over seeds; None where nothing was asked. Accuracies in points, distances in spreads.
+    """Limits on means over seeds; None where there is no limit. Accuracies in points, distances in spreads.
 
     ``forget_random`` replaces ``forget`` for random subsets.
     """
@@ -37,7 +37,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One figure, as text, and whether it keeps its limit (None: there is none)."""
+    """One figure, as text, and whether it meets its limit (None: there is none)."""
 
     text: str
     within: bool | None
@@ -47,9 +47,9 @@ class Check:
 
 
 def target_table(settings: Sequence[Setting], rows: Mapping[tuple[str, str], Sequence[Row | None]]) -> str:
-    """Gaps to Retrain of every method that something was wanted of; in bold what misses its limit."""
+    """Gaps to Retrain of every method that has targets; in bold what misses its limit."""
     lines = [
-        "## Against what was wanted",
+        "## Against the targets",
         "",
         "Means over seeds; accuracy as points above Retrain's, distances as multiples of Retrain's seed-to-seed spread (the "
         "larger of forget and hold-out set), relearn epochs over Retrain's. Bold misses its limit:",
@@ -57,7 +57,7 @@ def target_table(settings: Sequence[Setting], rows: Mapping[tuple[str, str], Seq
         "the same seed and 1.25× with others, recovered 0.9 to 1.1, relearn within 10 %; "
         "`fast-ntk` forget within 1 point for classes, retain within 2.5, distance at most 5×.",
         "",
-        "| setting | forget | method | retain | forget | hold-out | same seed | other seeds | recovered | relearn | all kept |",
+        "| setting | forget | method | retain | forget | hold-out | same seed | other seeds | recovered | relearn | limits met |",
         "|" + " --- |" * 11,
     ]
     for setting in settings:
@@ -71,7 +71,7 @@ def target_table(settings: Sequence[Setting], rows: Mapping[tuple[str, str], Seq
 
 
 def check_cells(row: Row, request: Request, target: Target) -> list[str]:
-    """The cells of one row, the last one whether all limits are kept."""
+    """The cells of one row, the last one whether all limits are met."""
     forget = target.forget if request.kind == "class" else target.forget_random
     checks = [
         *(
@@ -87,7 +87,7 @@ def check_cells(row: Row, request: Request, target: Target) -> list[str]:
 
 
 def _points(gap: float, limit: float | None) -> Check:
-    # Rounded first: a gap that prints as the limit keeps it.
+    # Rounded first: a gap that prints as the limit meets it.
     points = round(100 * gap, 2) + 0.0
     return Check(f"{points:+.2f}", None if limit is None else abs(points) <= limit)
 
@@ -102,7 +102,7 @@ def _multiple(row: Row, kind: str, limit: float | None) -> Check:
 
 
 def _relearn(row: Row, limits: tuple[float, float] | None) -> Check:
-    """A ratio of censored counts is unknown, and neither kept nor missed."""
+    """A ratio of censored counts is unknown, and neither met nor missed."""
     return Check("unknown", None) if row.relearn_ratio is None else _between(row.relearn_ratio, limits)
 
 

@@ -15,7 +15,7 @@ its own with DIR on the path. Python's profile hook sees every call; this is how
   remembered is called, but not computed), and *distinct_digests*, of how many different sets of samples: a result's manifest
   holds a digest of the retained samples beside that of all.
 
-For the commit before the house was rebuilt this gives, for ``unlearn --method tangent-replay``, 52 modules, 58 edges,
+For the commit before the rooms were rebuilt this gives, for ``unlearn --method tangent-replay``, 52 modules, 58 edges,
 4 resolutions, 3 guards and 6 digests: the figures of the issue. Not a benchmark: the profile hook makes everything slow.
 """
 
@@ -61,17 +61,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--no-wheel", action="store_true", help="do not build the wheel")
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.trace:
-        print(json.dumps(traced(given.src.resolve())))
+    options = parser.parse_args()
+    if options.trace:
+        print(json.dumps(traced(options.src.resolve())))
         return 0
-    source = given.src.resolve()
+    source = options.src.resolve()
     record = {
         "commit": commit(source),
         "environment": {"python": platform.python_version(), "machine": platform.machine()},
         "commands": _child(source),
         "lines": lines_by_room(source / "fastntk"),
-        "wheel": None if given.no_wheel else wheel(source.parent),
+        "wheel": None if options.no_wheel else wheel(source.parent),
         "seconds": {
             "import fastntk": best_time(source, "import fastntk"),
             "fastntk --help": best_time(source, "from fastntk.cli import main; main()", "--help"),
@@ -79,9 +79,9 @@ def main() -> int:
         },
     }
     show(record)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     return 0
 
 
@@ -106,7 +106,9 @@ class Trace:
 
     def summary(self) -> dict[str, Any]:
         """JSON-able."""
-        edges = sorted({(room(one), room(two)) for one, two in self.pairs if room(one) != room(two)})
+        edges = sorted(
+            {(room(importer), room(imported)) for importer, imported in self.pairs if room(importer) != room(imported)}
+        )
         counts = {name: self.calls[function] for name, function in COUNTED.items()}
         return {
             "modules": len(self.modules),
@@ -114,7 +116,7 @@ class Trace:
             **counts,
             "rooms": len({room(name) for name in self.modules}),
             "module_names": sorted(self.modules),
-            "edge_names": [f"{one} -> {two}" for one, two in edges],
+            "edge_names": [f"{importer} -> {imported}" for importer, imported in edges],
         }
 
 
@@ -155,14 +157,14 @@ def traced(source: Path) -> dict[str, Any]:
     if Path(fastntk.__file__).parent != source / "fastntk":
         raise SystemExit(f"fastntk was to come from {source}, but came from {fastntk.__file__}.")
     torch.set_num_threads(1)
-    here = os.getcwd()
+    folder_before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             call(RUN.split())
             return {name: _traced(command) for name, command in COMMANDS.items()}
         finally:
-            os.chdir(here)
+            os.chdir(folder_before)
 
 
 def _traced(command: str) -> dict[str, Any]:
@@ -204,9 +206,9 @@ class _Hashlib:
     def __getattr__(self, name: str) -> Any:
         return getattr(hashlib, name)
 
-    def sha256(self, *given: Any) -> Any:
+    def sha256(self, *data: Any) -> Any:
         """A SHA-256 that notes its digest, if it was given tensors."""
-        return _Hash(hashlib.sha256(*given), self.digests)
+        return _Hash(hashlib.sha256(*data), self.digests)
 
 
 class _Hash:
@@ -251,9 +253,9 @@ def _environment(source: Path) -> dict[str, str]:
 
 def _child(source: Path) -> dict[str, Any]:
     command = [sys.executable, __file__, "--trace", "--src", str(source)]
-    done = subprocess.run(command, env=_environment(source), stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, env=_environment(source), stdout=subprocess.PIPE, text=True, check=True)
+    record: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return record
 
 
 def lines_by_room(package: Path) -> dict[str, Any]:

@@ -84,13 +84,13 @@ def main() -> int:
     expected = commands.add_parser("expected", help="the values for the default tests")
     expected.add_argument("--src", type=Path, required=True)
     expected.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.command == "cases":
-        return run_cases(given.out, only=given.only, quick=given.quick, vectors=given.vectors)
-    if given.command == "expected":
-        return write_expected(given.src, given.out)
-    with _base_source(given.base, given.base_src) as source:
-        return compare_sources(source, given.src, only=given.only, out=given.out)
+    options = parser.parse_args()
+    if options.command == "cases":
+        return run_cases(options.out, only=options.only, quick=options.quick, vectors=options.vectors)
+    if options.command == "expected":
+        return write_expected(options.src, options.out)
+    with _base_source(options.base, options.base_src) as source:
+        return compare_sources(source, options.src, only=options.only, out=options.out)
 
 
 def run_cases(out: Path, *, only: str, quick: bool, vectors: Path | None) -> int:
@@ -132,13 +132,13 @@ def recorded(outcome: Any) -> dict[str, Any]:
 def encode(array: Any) -> dict[str, Any]:
     """A vector for JSON: the digest of its bytes, its norm, and its values or some of them."""
     short = len(array) <= LISTED
-    shown = array if short else array[:: max(1, len(array) // 16)]
+    entries = array if short else array[:: max(1, len(array) // 16)]
     return {
         "dtype": str(array.dtype),
         "numel": len(array),
         "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
         "norm": float(f"{(array.astype('float64') ** 2).sum() ** 0.5:.12g}"),
-        "values" if short else "entries": [float(f"{value:.12g}") for value in shown.tolist()],
+        "values" if short else "entries": [float(f"{value:.12g}") for value in entries.tolist()],
     }
 
 
@@ -200,18 +200,18 @@ def judge(
 
 
 def _vector_gaps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Per vector 0 where the bytes are equal, infinity where one is gone or has another shape, else the relative difference."""
-    return {title: _vector_gap(one, after[title]) if title in after else float("inf") for title, one in before.items()}
+    """Per vector 0 where the bytes are equal, infinity where it is missing or has another shape, else the relative difference."""
+    return {title: _vector_gap(vector, after[title]) if title in after else float("inf") for title, vector in before.items()}
 
 
-def _vector_gap(one: dict[str, Any], two: dict[str, Any]) -> float:
-    if one["sha256"] == two["sha256"]:
+def _vector_gap(before: dict[str, Any], after: dict[str, Any]) -> float:
+    if before["sha256"] == after["sha256"]:
         return 0.0
-    if (one["numel"], one["dtype"]) != (two["numel"], two["dtype"]):
+    if (before["numel"], before["dtype"]) != (after["numel"], after["dtype"]):
         return float("inf")
-    key = "whole" if "whole" in one and "whole" in two else "values" if "values" in one else "entries"
-    scale = max((abs(value) for value in one[key]), default=0.0)
-    gaps = [abs(a - b) for a, b in zip(one[key], two[key])]
+    key = "whole" if "whole" in before and "whole" in after else "values" if "values" in before else "entries"
+    scale = max((abs(value) for value in before[key]), default=0.0)
+    gaps = [abs(a - b) for a, b in zip(before[key], after[key])]
     if not all(map(math.isfinite, gaps)):  # before max, which loses a NaN
         return float("inf")
     gap = max(gaps, default=0.0)
@@ -221,21 +221,21 @@ def _vector_gap(one: dict[str, Any], two: dict[str, Any]) -> float:
 
 def _figure_gaps(before: Any, after: Any) -> tuple[dict[str, float], dict[str, list[Any]], list[str]]:
     """Gaps of the base's figures, the texts that changed, and the figures that are new."""
-    one, two = dict(leaves(before)), dict(leaves(after))
+    base, current = dict(leaves(before)), dict(leaves(after))
     gaps: dict[str, float] = {}
     texts: dict[str, list[Any]] = {}
-    for part, value in one.items():
-        other: Any = two.get(part)
-        if part in two and part.rsplit("/", 1)[-1] in FOLLOWS and type(value) is type(other):
+    for part, value in base.items():
+        other: Any = current.get(part)
+        if part in current and part.rsplit("/", 1)[-1] in FOLLOWS and type(value) is type(other):
             gaps[part] = 0.0 if value == other else TRACE
-        elif part in two and _number(value) and _number(other):
+        elif part in current and _number(value) and _number(other):
             gaps[part] = 0.0 if value == other else abs(value - other) / max(abs(value), abs(other), FLOOR)
         elif isinstance(value, str) and not DIGEST.fullmatch(value):
             if value != other:
                 texts[part] = [value, other]
-        else:  # flags, digests, None, and figures that are gone or are no numbers any more
-            gaps[part] = 0.0 if part in two and type(value) is type(other) and value == other else float("inf")
-    return gaps, texts, sorted(set(two) - set(one))
+        else:  # flags, digests, None, and figures that are missing or are no numbers any more
+            gaps[part] = 0.0 if part in current and type(value) is type(other) and value == other else float("inf")
+    return gaps, texts, sorted(set(current) - set(base))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

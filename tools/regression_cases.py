@@ -116,9 +116,9 @@ def tiny_model(dtype: torch.dtype) -> nn.Module:
     with torch.no_grad():
         for name, value in sorted(model.state_dict().items()):
             if value.is_floating_point():
-                drawn = 0.3 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                noise = 0.3 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
                 centre = 1.0 if name.endswith(("running_var", "bn1.weight", "bn2.weight")) else 0.0
-                value.copy_((centre + (0.5 * drawn if centre else drawn)).to(dtype))
+                value.copy_((centre + (0.5 * noise if centre else noise)).to(dtype))
                 if name.endswith("running_var"):
                     value.clamp_(min=0.2)
     return model
@@ -214,10 +214,10 @@ def unlearned(run: Callable[[], fastntk.Run], request: Mapping[str, Any], option
 def chained(run: Callable[[], fastntk.Run], options: Mapping[str, Any], *, shared: bool) -> Outcome:
     """A class, then ids, then further ids; with one linearisation handed in, or each request's own."""
     origin = run()
-    given: dict[str, Any] = {"linearisation": fastntk.linearise_run(origin)} if shared else {}
-    first = fastntk.unlearn(origin, classes=[1], **options, **given)
-    second = fastntk.unlearn(first, ids=["2", "8"], **options, **given)
-    third = fastntk.unlearn(second, ids=["15"], **options, **given)
+    extra: dict[str, Any] = {"linearisation": fastntk.linearise_run(origin)} if shared else {}
+    first = fastntk.unlearn(origin, classes=[1], **options, **extra)
+    second = fastntk.unlearn(first, ids=["2", "8"], **options, **extra)
+    third = fastntk.unlearn(second, ids=["15"], **options, **extra)
     steps = {"first": first.subset.get(), "second": second.subset.get()}
     last = outcome_of(third)
     return Outcome(steps | last.vectors, last.figures)
@@ -252,13 +252,13 @@ def saved(run: Callable[[], fastntk.Run], *, rebuilt: bool) -> Outcome:
 
 
 def audited(
-    run: Callable[[], fastntk.Run], holdout: Callable[[], fastntk.Samples], options: Mapping[str, Any], **asked: Any
+    run: Callable[[], fastntk.Run], holdout: Callable[[], fastntk.Samples], options: Mapping[str, Any], **audit_options: Any
 ) -> Outcome:
     """The record of an audit, without times, dates and versions."""
     origin = run()
     result = fastntk.unlearn(origin, classes=[1], **options)
     with tempfile.TemporaryDirectory() as folder:
-        record = fastntk.audit(origin, result, holdout=holdout(), cache=folder, **asked)
+        record = fastntk.audit(origin, result, holdout=holdout(), cache=folder, **audit_options)
     return Outcome({"tuned": result.subset.get()}, plain(record))
 
 
@@ -319,9 +319,9 @@ def tiny_cases(room: str, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     holdout = functools.partial(tiny_samples, dtype, count=40, seed=1)
     yield f"{room}/fit", functools.partial(fitted_by, run)
     yield f"{room}/jacobian", lambda: rows(run)
-    for request, given in REQUESTS.items():
+    for request, forget in REQUESTS.items():
         for title, options in METHODS.items():
-            yield f"{room}/{request}/{title}", functools.partial(unlearned, run, given, options)
+            yield f"{room}/{request}/{title}", functools.partial(unlearned, run, forget, options)
     for title in ("fast-ntk", "tangent-replay", "fine-tune"):
         yield f"{room}/empty/{title}", functools.partial(unlearned, run, {"ids": []}, METHODS[title])
     for title in ("fast-ntk", "fast-ntk form=ridge", "tangent-replay", "retrain"):
@@ -330,12 +330,12 @@ def tiny_cases(room: str, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
             yield name, functools.partial(chained, run, METHODS[title], shared=shared)
     for title in ("fast-ntk", "tangent-replay"):
         yield f"{room}/rows on disk/{title}", functools.partial(on_disk, run, METHODS[title])
-        asked = {"reference": "retrain", "relearn_cap": 5, "require": ["forget_accuracy<=retrain+1"]}
-        yield f"{room}/audit/{title}", functools.partial(audited, run, holdout, METHODS[title], **asked)
+        audit_options = {"reference": "retrain", "relearn_cap": 5, "require": ["forget_accuracy<=retrain+1"]}
+        yield f"{room}/audit/{title}", functools.partial(audited, run, holdout, METHODS[title], **audit_options)
     yield f"{room}/audit/no reference", functools.partial(audited, run, holdout, METHODS["ssd"], relearn_cap=2)
     for kind in ("real", "tangent"):
-        asked = {"ensemble": 8, "ensemble_kind": kind, "probes": False, "relearn_cap": 1}
-        yield f"{room}/audit/ensemble {kind}", functools.partial(audited, run, holdout, METHODS["fast-ntk"], **asked)
+        audit_options = {"ensemble": 8, "ensemble_kind": kind, "probes": False, "relearn_cap": 1}
+        yield f"{room}/audit/ensemble {kind}", functools.partial(audited, run, holdout, METHODS["fast-ntk"], **audit_options)
     for method in ("fine-tune", "ssd"):
         yield f"{room}/tune_baseline/{method}", functools.partial(tuned_baseline, run, method)
     yield f"{room}/saved", functools.partial(saved, run, rebuilt=False)
@@ -370,9 +370,9 @@ def resnet_cases() -> Iterator[tuple[str, Case]]:
     for title in ("fast-ntk", "tangent-replay"):
         yield f"resnet20/ids/{title}", functools.partial(some_digits_unlearned, METHODS[title])
     yield "resnet20/saved", functools.partial(saved, resnet_run, rebuilt=True)
-    asked = {"reference": "retrain", "relearn_cap": 2}
+    audit_options = {"reference": "retrain", "relearn_cap": 2}
     options = METHODS["tangent-replay"]
-    yield "resnet20/audit", functools.partial(audited, resnet_run, lambda: digits("test"), options, **asked)
+    yield "resnet20/audit", functools.partial(audited, resnet_run, lambda: digits("test"), options, **audit_options)
 
 
 def some_digits_unlearned(options: Mapping[str, Any]) -> Outcome:
@@ -388,5 +388,5 @@ def vit_cases() -> Iterator[tuple[str, Case]]:
     yield "vit/fit", functools.partial(fitted_by, vit_run)
     yield "vit/jacobian", lambda: rows(vit_run)
     for title in ("fast-ntk", "tangent-replay", "retrain", "neggrad+", "ssd"):
-        for request, given in REQUESTS.items():
-            yield f"vit/{request}/{title}", functools.partial(unlearned, vit_run, given, METHODS[title])
+        for request, forget in REQUESTS.items():
+            yield f"vit/{request}/{title}", functools.partial(unlearned, vit_run, forget, METHODS[title])

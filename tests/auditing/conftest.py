@@ -30,7 +30,7 @@ def network() -> nn.Module:
     return model.eval()
 
 
-def drawn(count: int, *, seed: int, prefix: str) -> Samples:
+def random_samples(count: int, *, seed: int, prefix: str) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 6, generator=generator)
     truth = inputs[:, :CLASSES].argmax(1)
@@ -52,9 +52,9 @@ class Toy:
 def toy() -> Toy:
     model = network()
     subset = fastntk.tune(model, "norm+head")
-    samples = drawn(90, seed=0, prefix="train-")
+    samples = random_samples(90, seed=0, prefix="train-")
     recipe = fastntk.Recipe(epochs=40, lr=5e-2, batch_size=45, weight_decay=0.0)
-    return Toy(fastntk.fit(model, subset, samples, recipe), drawn(240, seed=1, prefix="unseen-"))
+    return Toy(fastntk.fit(model, subset, samples, recipe), random_samples(240, seed=1, prefix="unseen-"))
 
 
 def merged(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_nothing_is_touched_and_the_same_seed_gives_the_same_record(toy, result,
     generator = torch.random.get_rng_state()
     try:
         options = {"reference": "retrain", "holdout": toy.holdout}
-        one, two = (fastntk.audit(run, result, **options) for _ in range(2))
+        first, second = (fastntk.audit(run, result, **options) for _ in range(2))
         assert run.model.training
     finally:
         run.model.eval()
@@ -102,71 +102,71 @@ def test_nothing_is_touched_and_the_same_seed_gives_the_same_record(toy, result,
     for state, model in zip(states, (run.model, result.model)):
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
     changing = ("created", "cost", "verdict")  # the verdict's text names the cost
-    assert {k: v for k, v in one.items() if k not in changing} == {k: v for k, v in two.items() if k not in changing}
-    assert one["verdict"]["level"] == two["verdict"]["level"]
-    assert one["accuracy"] == record["accuracy"]
+    assert {k: v for k, v in first.items() if k not in changing} == {k: v for k, v in second.items() if k not in changing}
+    assert first["verdict"]["level"] == second["verdict"]["level"]
+    assert first["accuracy"] == record["accuracy"]
 
 
 def test_retrain_audited_against_itself_is_like_retrain(toy) -> None:
     retrained = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
-    made = fastntk.audit(toy.run, retrained[0], holdout=toy.holdout, reference=retrained)
-    valid(made)
-    same = made["distances"]["same_seed"]
+    record = fastntk.audit(toy.run, retrained[0], holdout=toy.holdout, reference=retrained)
+    valid(record)
+    same = record["distances"]["same_seed"]
     assert same["total_variation"] == {"forget": 0.0, "holdout": 0.0}
     assert (same["weights"], same["recovered"], same["tug_of_war"]) == (0.0, 1.0, 1.0)
-    assert made["verdict"]["level"] == "like retrain"
-    assert made["cost"]["ratio_to_retrain"] == 1.0
+    assert record["verdict"]["level"] == "like retrain"
+    assert record["cost"]["ratio_to_retrain"] == 1.0
 
 
 def test_nothing_done_leaves_memory(toy) -> None:
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
-    made = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", probes=False)
-    valid(made)
-    assert made["verdict"]["level"] == "memory left"
-    assert made["distances"]["same_seed"]["recovered"] == 0.0
-    assert made["relearn"]["unlearned"] == made["relearn"]["full"]
-    assert "probes" not in made
+    record = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", probes=False)
+    valid(record)
+    assert record["verdict"]["level"] == "memory left"
+    assert record["distances"]["same_seed"]["recovered"] == 0.0
+    assert record["relearn"]["unlearned"] == record["relearn"]["full"]
+    assert "probes" not in record
 
 
 def test_without_a_reference_the_record_says_so(toy, result) -> None:
     bare = dataclasses.replace(toy.run, recipe=None)
-    made = fastntk.audit(bare, dataclasses.replace(result, run=bare), holdout=toy.holdout)
-    valid(made)
-    assert made["reference"] == {"made": False, "seed": None, "other_seeds": []}
-    assert "distances" not in made
-    assert "retrain" not in made["accuracy"]["forget"]
-    assert made["verdict"]["level"] == ("not to be trusted" if made["details"]["validity"]["reasons"] else "no reference")
+    record = fastntk.audit(bare, dataclasses.replace(result, run=bare), holdout=toy.holdout)
+    valid(record)
+    assert record["reference"] == {"made": False, "seed": None, "other_seeds": []}
+    assert "distances" not in record
+    assert "retrain" not in record["accuracy"]["forget"]
+    assert record["verdict"]["level"] == ("not to be trusted" if record["details"]["validity"]["reasons"] else "no reference")
 
 
 def test_a_class_request_splits_the_hold_out_set(toy) -> None:
-    gone = fastntk.unlearn(toy.run, classes=["bee"], method="retrain")
-    made = fastntk.audit(toy.run, gone, holdout=toy.holdout, reference=gone)
-    valid(made)
-    assert made["request"]["whole_classes"] == ["bee"]
-    assert made["accuracy"]["holdout_forgotten_classes"]["retrain"] == 0.0
+    reference = fastntk.unlearn(toy.run, classes=["bee"], method="retrain")
+    record = fastntk.audit(toy.run, reference, holdout=toy.holdout, reference=reference)
+    valid(record)
+    assert record["request"]["whole_classes"] == ["bee"]
+    assert record["accuracy"]["holdout_forgotten_classes"]["retrain"] == 0.0
     share = float((toy.holdout.labels == 1).double().mean())
-    parts = (made["accuracy"][f"holdout_{part}_classes"]["full"] for part in ("forgotten", "kept"))
-    assert sum(w * a for w, a in zip((share, 1 - share), parts)) == pytest.approx(made["accuracy"]["holdout"]["full"])
-    assert made["membership"]["sizes"]["holdout"] == round(share * 240)
+    parts = (record["accuracy"][f"holdout_{part}_classes"]["full"] for part in ("forgotten", "kept"))
+    assert sum(w * a for w, a in zip((share, 1 - share), parts)) == pytest.approx(record["accuracy"]["holdout"]["full"])
+    assert record["membership"]["sizes"]["holdout"] == round(share * 240)
 
 
 def test_outputs_that_are_no_numbers_still_give_a_record(toy) -> None:
     broken = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
     broken.subset.set(torch.full((toy.run.subset.numel,), torch.nan))
-    made = fastntk.audit(toy.run, broken, holdout=toy.holdout, reference="retrain", retrains=0)
-    valid(made)
-    assert made["loss"]["forget"]["unlearned"] is None
-    assert made["membership"]["population"]["unlearned"] is None
-    assert made["verdict"]["level"] == "differs from retrain"
-    assert any("not numbers" in reason for reason in made["verdict"]["reasons"])
+    record = fastntk.audit(toy.run, broken, holdout=toy.holdout, reference="retrain", retrains=0)
+    valid(record)
+    assert record["loss"]["forget"]["unlearned"] is None
+    assert record["membership"]["population"]["unlearned"] is None
+    assert record["verdict"]["level"] == "differs from retrain"
+    assert any("not numbers" in reason for reason in record["verdict"]["reasons"])
 
 
 def test_few_samples_give_no_attack_but_a_record(toy) -> None:
     few = fastntk.unlearn(toy.run, ids=toy.ids(4), method="full")
-    made = fastntk.audit(toy.run, few, holdout=toy.holdout, probes=False, relearn_cap=2)
-    valid(made)
-    assert made["membership"]["population"] is None
-    assert any("No attack" in sentence for sentence in made["limits"])
+    record = fastntk.audit(toy.run, few, holdout=toy.holdout, probes=False, relearn_cap=2)
+    valid(record)
+    assert record["membership"]["population"] is None
+    assert any("No attack" in sentence for sentence in record["limits"])
 
 
 def refused(toy, result, **options: Any) -> str:
@@ -180,14 +180,14 @@ def test_what_does_not_belong_together_is_refused(toy, result) -> None:
     other = fastntk.unlearn(run, ids=toy.ids(19), method="retrain")
     assert "same request" in refused(toy, result, reference=other)
     assert "only a Retrain can be the reference" in refused(toy, result, reference=result)
-    late = fastntk.unlearn(run, ids=toy.ids(20), method="retrain", seed=5)
-    assert "own seed 0" in refused(toy, result, reference=late)
+    other_seed = fastntk.unlearn(run, ids=toy.ids(20), method="retrain", seed=5)
+    assert "own seed 0" in refused(toy, result, reference=other_seed)
     retrained = fastntk.unlearn(run, ids=toy.ids(20), method="retrain")
     assert "different seeds" in refused(toy, result, reference=[retrained, retrained])
     assert "None, 'retrain' or a result" in refused(toy, result, reference="retrian")
     assert "empty list" in refused(toy, result, reference=[])
-    strange = dataclasses.replace(result, run=dataclasses.replace(run, anchor=run.anchor + 1))
-    assert "another run" in refused(toy, strange)
+    other_run = dataclasses.replace(result, run=dataclasses.replace(run, anchor=run.anchor + 1))
+    assert "another run" in refused(toy, other_run)
     assert "forgot no samples" in refused(toy, fastntk.unlearn(run, ids=[], method="full"))
     bare = dataclasses.replace(run, recipe=None)
     with pytest.raises(InputError, match="the run has none"):
@@ -218,7 +218,7 @@ def test_the_cost_says_whether_rows_were_made_before(toy: Any) -> None:
     alone = fastntk.unlearn(toy.run, **request)
     served = fastntk.unlearn(toy.run, linearisation=fastntk.linearise_run(toy.run), **request)
     without_rows = fastntk.unlearn(toy.run, ids=toy.ids(3), method="retrain")
-    assert [cost(made, None, audit_seconds=0.0).rows_made_before for made in (alone, served, without_rows)] == [
+    assert [cost(result, None, audit_seconds=0.0).rows_made_before for result in (alone, served, without_rows)] == [
         False,
         True,
         False,
@@ -243,7 +243,9 @@ def test_several_audits_share_predictions_and_get_the_same_figures(toy, result, 
 
     passes = []
     observe = predictions.observe
-    monkeypatch.setattr(predictions, "observe", lambda *given, **named: passes.append(named["title"]) or observe(*given, **named))
+    monkeypatch.setattr(
+        predictions, "observe", lambda *args, **kwargs: passes.append(kwargs["title"]) or observe(*args, **kwargs)
+    )
     retrained = [fastntk.unlearn(toy.run, ids=toy.ids(20), method="retrain", seed=seed) for seed in (0, 1)]
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
     shared = PredictionCache()
@@ -258,8 +260,8 @@ def test_several_audits_share_predictions_and_get_the_same_figures(toy, result, 
     ]
     assert shared.hits == 3 * 6 - 7
     changing = ("created", "cost", "verdict")
-    for one, two in zip(alone, together):
-        assert {k: v for k, v in one.items() if k not in changing} == {k: v for k, v in two.items() if k not in changing}
+    for separate, cached in zip(alone, together):
+        assert {k: v for k, v in separate.items() if k not in changing} == {k: v for k, v in cached.items() if k not in changing}
     passes.clear()
     fastntk.audit(toy.run, fastntk.unlearn(toy.run, ids=toy.ids(19), method="full"), holdout=toy.holdout, predictions=shared)
     assert passes  # other sets, nothing to share

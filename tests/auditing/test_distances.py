@@ -59,9 +59,9 @@ def test_weights_agreement_and_tug_of_war_by_hand() -> None:
 def test_outputs_that_are_no_numbers_give_no_distance_and_averages_keep_that() -> None:
     logits = torch.randn(5, 3)
     good, bad = predictions(logits, torch.ones(2)), predictions(torch.full_like(logits, torch.nan), torch.ones(2))
-    found = compare(bad, good, full=good, anchor=torch.zeros(2))
-    assert found.total_variation == Places(forget=None, holdout=None)
-    assert found.recovered is None
+    distance = compare(bad, good, full=good, anchor=torch.zeros(2))
+    assert distance.total_variation == Places(forget=None, holdout=None)
+    assert distance.recovered is None
     same = compare(good, good, full=good, anchor=torch.zeros(2))
-    assert mean_of([same, found]).jensen_shannon.forget is None
+    assert mean_of([same, distance]).jensen_shannon.forget is None
     assert mean_of([same, same]) == same

@@ -76,11 +76,11 @@ def test_tangent_models_at_the_own_seed_are_the_run_and_the_replay(toy, result) 
     from fastntk.auditing.ensembles import _Tangent
 
     maker = _Tangent(toy.run, result, toy.run.recipe)
-    made = maker.base(toy.run.recipe.seed)
-    torch.testing.assert_close(made["full"], toy.run.subset.get())
+    vectors = maker.base(toy.run.recipe.seed)
+    torch.testing.assert_close(vectors["full"], toy.run.subset.get())
     replayed = fastntk.unlearn(toy.run, ids=toy.ids(12), method="tangent-replay", blend=0, validate=False)
-    torch.testing.assert_close(made["retrain"], replayed.subset.get())
-    torch.testing.assert_close(maker.unlearned(0, made["full"]), result.subset.get())
+    torch.testing.assert_close(vectors["retrain"], replayed.subset.get())
+    torch.testing.assert_close(maker.unlearned(0, vectors["full"]), result.subset.get())
 
 
 def test_both_kinds_tell_full_from_retrain_and_not_retrain_from_itself(toy, folder: Path) -> None:

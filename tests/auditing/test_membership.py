@@ -14,22 +14,22 @@ from fastntk.training.network import predict
 
 def test_features_by_hand() -> None:
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
-    found = torch.from_numpy(attack_features(logits, labels))
+    features = torch.from_numpy(attack_features(logits, labels))
     p = logits.double().softmax(1)
     assert FEATURES == ("loss", "confidence", "entropy", "margin")
-    torch.testing.assert_close(found[:, 0], F.cross_entropy(logits.double(), labels, reduction="none"))
-    torch.testing.assert_close(found[:, 1], p.max(1).values)
-    torch.testing.assert_close(found[:, 2], torch.distributions.Categorical(p).entropy())
-    assert ((found[:, 3] > 0) == (logits.argmax(1) == labels)).all()
-    # Certain answers leave no NaN behind.
+    torch.testing.assert_close(features[:, 0], F.cross_entropy(logits.double(), labels, reduction="none"))
+    torch.testing.assert_close(features[:, 1], p.max(1).values)
+    torch.testing.assert_close(features[:, 2], torch.distributions.Categorical(p).entropy())
+    assert ((features[:, 3] > 0) == (logits.argmax(1) == labels)).all()
+    # Certain predictions leave no NaN behind.
     assert np.isfinite(attack_features(torch.tensor([[1e4, -1e4]]), torch.tensor([0]))).all()
 
 
 def test_samples_of_one_population_cannot_be_told_apart() -> None:
     rng = np.random.default_rng(0)
-    found = [population_attack(rng.normal(size=(80, 4)), rng.normal(size=(160, 4))) for _ in range(12)]
-    mean = np.mean([item.auc for item in found])
-    noise = found[0].auc_standard_error
+    attacks = [population_attack(rng.normal(size=(80, 4)), rng.normal(size=(160, 4))) for _ in range(12)]
+    mean = np.mean([item.auc for item in attacks])
+    noise = attacks[0].auc_standard_error
     assert 0.02 < noise < 0.06
     assert abs(mean - 0.5) < 3 * 1.5 * noise / np.sqrt(12)  # fitting adds to the noise of the samples
 
@@ -38,11 +38,11 @@ def test_a_shift_in_one_feature_is_found() -> None:
     rng = np.random.default_rng(1)
     members, others = rng.normal(size=(100, 4)), rng.normal(size=(100, 4))
     members[:, 0] -= 2.0
-    found = population_attack(members, others)
-    assert found.auc > 0.85
-    assert found.by_feature.loss == pytest.approx(found.auc, abs=0.05)
-    assert found.by_feature.entropy == pytest.approx(0.5, abs=0.12)
-    assert population_attack(members, others) == found
+    attack = population_attack(members, others)
+    assert attack.auc > 0.85
+    assert attack.by_feature.loss == pytest.approx(attack.auc, abs=0.05)
+    assert attack.by_feature.entropy == pytest.approx(0.5, abs=0.12)
+    assert population_attack(members, others) == attack
 
 
 def test_full_gives_its_members_away_and_a_retrain_does_not(toy) -> None:

@@ -20,11 +20,11 @@ def test_accuracy_counts_the_largest_score() -> None:
 
 
 def test_mean_loss_by_hand() -> None:
-    two = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]])
-    assert mean_loss(two, torch.tensor([0, 1])) == pytest.approx((math.log(2) + math.log(4)) / 2, abs=1e-7)
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]])
+    assert mean_loss(logits, torch.tensor([0, 1])) == pytest.approx((math.log(2) + math.log(4)) / 2, abs=1e-7)
 
 
-def test_margin_is_negative_where_the_answer_is_wrong() -> None:
+def test_margin_is_negative_where_the_prediction_is_wrong() -> None:
     assert margins(LOGITS, LABELS).tolist() == [1.0, 3.0, -0.5]
 
 

@@ -57,19 +57,19 @@ def test_a_model_without_linear_head_has_no_features() -> None:
 
 
 def test_random_models_keep_the_architecture_and_nothing_else(toy) -> None:
-    made, how = random_model(toy.run.model, seed=1)
-    assert "reset_parameters" in how
-    assert "not made by build_model" in how
+    model, origin = random_model(toy.run.model, seed=1)
+    assert "reset_parameters" in origin
+    assert "not made by build_model" in origin
     again, _ = random_model(toy.run.model, seed=1)
-    for one, two, ours in zip(made.parameters(), again.parameters(), toy.run.model.parameters()):
-        assert torch.equal(one, two)
-        assert one.shape == ours.shape
-    assert not torch.equal(made[0].weight, toy.run.model[0].weight)
+    for first, second, ours in zip(model.parameters(), again.parameters(), toy.run.model.parameters()):
+        assert torch.equal(first, second)
+        assert first.shape == ours.shape
+    assert not torch.equal(model[0].weight, toy.run.model[0].weight)
 
 
 def test_a_known_model_is_built_anew() -> None:
     model = fastntk.build_model("resnet20", num_classes=4, weights="cifar100")
-    made, how = random_model(model, seed=5)
-    assert how == "built anew by name"
-    assert made.state_dict().keys() == model.state_dict().keys()
-    assert not torch.equal(made.get_parameter("conv1.weight"), model.get_parameter("conv1.weight"))
+    untrained, origin = random_model(model, seed=5)
+    assert origin == "built anew by name"
+    assert untrained.state_dict().keys() == model.state_dict().keys()
+    assert not torch.equal(untrained.get_parameter("conv1.weight"), model.get_parameter("conv1.weight"))

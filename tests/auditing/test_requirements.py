@@ -61,13 +61,13 @@ RECORD: dict[str, Any] = {
 def test_what_holds(
     record_with: Callable[..., AuditRecord], text: str, left: float | None, right: float | None, passed: bool
 ) -> None:
-    found = evaluate(parse(text), record_with(RECORD))
-    assert found.text == text
-    assert found.passed is passed
-    for side, value in ((found.left, left), (found.right, right)):
+    outcome = evaluate(parse(text), record_with(RECORD))
+    assert outcome.text == text
+    assert outcome.passed is passed
+    for side, value in ((outcome.left, left), (outcome.right, right)):
         assert side == (None if value is None else pytest.approx(value))
-    assert (found.note is None) == (left is not None and right is not None)
-    json.dumps(to_dict(found), allow_nan=False)
+    assert (outcome.note is None) == (left is not None and right is not None)
+    json.dumps(to_dict(outcome), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "message"),
+    ("text", "available", "message"),
     [
         ("forget_accuracy<=retrain", (), "needs a Retrain"),
         ("recovered>=1", (), "needs a Retrain"),
@@ -111,10 +111,10 @@ def test_what_is_refused(text: str, message: str) -> None:
         ("probe_forget_accuracy<0.6", (), "needs the probes"),
     ],
 )
-def test_what_the_audit_will_not_compute_is_refused_before(text: str, given: tuple[str, ...], message: str) -> None:
+def test_what_the_audit_will_not_compute_is_refused_before(text: str, available: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_possible([parse(text)], given=given)
-    check_possible([parse(text)], given=("reference", "other_seeds", "ensemble", "membership", "probes"))
+        check_possible([parse(text)], available=available)
+    check_possible([parse(text)], available=("reference", "other_seeds", "ensemble", "membership", "probes"))
 
 
 def test_every_figure_is_defined_once_and_all_names_can_be_required() -> None:

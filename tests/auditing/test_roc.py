@@ -26,7 +26,7 @@ def test_area_and_rates_are_those_of_scikit_learn(members: list[int], others: li
         assert tpr_at(members, others, fpr=rate) == pytest.approx(tpr[fpr <= rate + 1e-12].max())
 
 
-def test_known_answers() -> None:
+def test_known_values() -> None:
     assert auc([2, 3], [0, 1]) == 1.0
     assert auc([0, 1], [2, 3]) == 0.0
     assert auc([1, 1, 1], [1, 1]) == 0.5
@@ -39,11 +39,11 @@ def test_known_answers() -> None:
 def test_the_grid_is_the_curve_and_its_area() -> None:
     rng = np.random.default_rng(0)
     members, others = rng.normal(1, 1, 400), rng.normal(0, 1, 500)
-    found = on_grid(members, others)
-    assert len(found.fpr) == len(found.tpr) == 101
-    assert list(found.tpr) == sorted(found.tpr)
-    assert found.tpr[1] == pytest.approx(tpr_at(members, others), abs=1e-4)
-    assert np.trapezoid(found.tpr, found.fpr) == pytest.approx(auc(members, others), abs=0.01)
+    curve = on_grid(members, others)
+    assert len(curve.fpr) == len(curve.tpr) == 101
+    assert list(curve.tpr) == sorted(curve.tpr)
+    assert curve.tpr[1] == pytest.approx(tpr_at(members, others), abs=1e-4)
+    assert np.trapezoid(curve.tpr, curve.fpr) == pytest.approx(auc(members, others), abs=0.01)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""U-LiRA and KLoM on ensembles whose answer is known."""
+"""U-LiRA and KLoM on ensembles whose figures are known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastntk.base.errors import InputError
 
 
 def ensembles(shift: float, *, size: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Normal answers around each sample's own level, one side shifted by ``shift`` standard deviations."""
+    """Normal confidences around each sample's own level, one side shifted by ``shift`` standard deviations."""
     rng = np.random.default_rng(seed)
     level = 5 * rng.normal(size=80)
     return level + shift + rng.normal(size=(size, 80)), level + rng.normal(size=(size, 80))
@@ -30,29 +30,29 @@ def test_logit_confidence_is_the_log_odds_and_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("shift", [1.0, 2.0])
 def test_shifted_normals_are_told_apart_as_well_as_can_be(shift: float) -> None:
-    found = u_lira(*ensembles(shift))
+    attack = u_lira(*ensembles(shift))
     best = norm.cdf(shift / math.sqrt(2))
-    assert found.auc == pytest.approx(best, abs=0.02)
-    assert found.auc < best + 3 * found.auc_standard_error
-    assert np.mean(found.roc.tpr) == pytest.approx(found.auc, abs=0.02)
+    assert attack.auc == pytest.approx(best, abs=0.02)
+    assert attack.auc < best + 3 * attack.auc_standard_error
+    assert np.mean(attack.roc.tpr) == pytest.approx(attack.auc, abs=0.02)
 
 
 @pytest.mark.parametrize("size", [8, 32])
 def test_equal_ensembles_give_one_half_whatever_their_size(size: int) -> None:
-    found = [u_lira(*ensembles(0.0, size=size, seed=seed)).auc for seed in range(20)]
-    assert np.mean(found) == pytest.approx(0.5, abs=0.012)
+    areas = [u_lira(*ensembles(0.0, size=size, seed=seed)).auc for seed in range(20)]
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.012)
 
 
 def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
-    """Also where all answers of one model go up and down together, as those of real models do."""
+    """Also where all confidences of one model go up and down together, as those of real models do."""
     rng = np.random.default_rng(3)
 
     def side() -> np.ndarray:
         return rng.normal(size=(12, 40)) + rng.normal(size=(12, 1))
 
-    found = [u_lira(side(), side()) for _ in range(40)]
-    scatter = np.std([item.auc for item in found])
-    assert 0.7 * scatter < np.mean([item.auc_standard_error for item in found]) < 1.8 * scatter
+    attacks = [u_lira(side(), side()) for _ in range(40)]
+    scatter = np.std([item.auc for item in attacks])
+    assert 0.7 * scatter < np.mean([item.auc_standard_error for item in attacks]) < 1.8 * scatter
 
 
 def test_retrain_against_itself_is_one_half_and_steadier_than_one_split() -> None:
@@ -66,25 +66,25 @@ def test_retrain_against_itself_is_one_half_and_steadier_than_one_split() -> Non
 
 
 def test_halves_are_disjoint_and_equal() -> None:
-    one, two = halves(np.arange(9.0)[:, None])
-    assert one.ravel().tolist() == [0, 2, 4, 6]
-    assert two.ravel().tolist() == [1, 3, 5, 7]
+    first, second = halves(np.arange(9.0)[:, None])
+    assert first.ravel().tolist() == [0, 2, 4, 6]
+    assert second.ravel().tolist() == [1, 3, 5, 7]
 
 
 def test_klom_is_zero_for_the_same_and_grows_with_the_shift() -> None:
-    one, two = ensembles(0.0)
-    assert klom(one, one).max() == 0
+    unlearned, retrained = ensembles(0.0)
+    assert klom(unlearned, unlearned).max() == 0
     far = ensembles(3.0)
-    assert (klom(one, two) >= 0).all()
-    floor, found = klom_by_halves(two, two), klom_by_halves(*far)
-    assert 0 < floor.mean < klom_by_halves(*ensembles(1.0)).mean < found.mean
+    assert (klom(unlearned, retrained) >= 0).all()
+    floor, divergence = klom_by_halves(retrained, retrained), klom_by_halves(*far)
+    assert 0 < floor.mean < klom_by_halves(*ensembles(1.0)).mean < divergence.mean
     assert floor.mean < floor.p95
 
 
 def test_klom_by_hand() -> None:
     # Two bins, 4 models: (3, 1) against (1, 3), half a count more in each.
-    one, two = np.array([[0.0], [0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [1.0], [1.0]])
-    assert klom(one, two, bins=2)[0] == pytest.approx(0.7 * math.log(0.7 / 0.3) + 0.3 * math.log(0.3 / 0.7))
+    unlearned, retrained = np.array([[0.0], [0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [1.0], [1.0]])
+    assert klom(unlearned, retrained, bins=2)[0] == pytest.approx(0.7 * math.log(0.7 / 0.3) + 0.3 * math.log(0.3 / 0.7))
     assert (bins_for(4), bins_for(100), bins_for(10_000)) == (4, 10, 20)
     # Beyond the clip all margins are alike.
     assert klom(np.full((4, 1), 50.0), np.full((4, 1), 90.0))[0] == 0

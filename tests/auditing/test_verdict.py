@@ -82,19 +82,19 @@ def at(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("path", "value", "level", "reason"), CHANGES)
 def test_each_rule_by_itself(record_with: Make, path: str, value: Any, level: str, reason: str) -> None:
     record = record_with(good(), at(path, value))
-    found = verdict(record)
-    assert found.level == level
-    assert found.text[0] == TEXT[found.level]
-    assert any(reason in text for text in found.reasons)
+    outcome = verdict(record)
+    assert outcome.level == level
+    assert outcome.text[0] == TEXT[outcome.level]
+    assert any(reason in text for text in outcome.reasons)
 
 
 def test_like_retrain_has_no_reasons_and_says_what_was_seen(record_with: Make) -> None:
-    found = verdict(record_with(good()))
-    assert (found.level, found.reasons) == ("like retrain", ())
-    assert "100 of 1000 training samples" in found.text[1]
-    assert "classified 95.0 % of them correctly; now 61.0 %; a model retrained without them 60.0 %" in found.text[2]
-    assert "classifies 64.0 % correctly (before: 65.0 %; retrained: 64.5 %)" in found.text[3]
-    assert found.text[-1] == "It took 0.40 times as long as retraining."
+    outcome = verdict(record_with(good()))
+    assert (outcome.level, outcome.reasons) == ("like retrain", ())
+    assert "100 of 1000 training samples" in outcome.text[1]
+    assert "classified 95.0 % of them correctly; now 61.0 %; a model retrained without them 60.0 %" in outcome.text[2]
+    assert "classifies 64.0 % correctly (before: 65.0 %; retrained: 64.5 %)" in outcome.text[3]
+    assert outcome.text[-1] == "It took 0.40 times as long as retraining."
 
 
 def test_rows_that_were_made_before_are_said_to_be_left_out(record_with: Make) -> None:
@@ -137,7 +137,7 @@ def test_two_of_twenty_samples_are_no_reason_and_a_ratio_of_noise_is_not_judged(
 
 def test_without_retrain_nothing_is_said_of_it(record_with: Make) -> None:
     alone = {"accuracy": {name: {"retrain": ...} for name in ("retain", "forget", "holdout")}, "cost": {"ratio_to_retrain": None}}
-    found = verdict(record_with(good(), alone, {"reference": {"made": False}}))
-    assert found.level == "no reference"
-    assert found.text[2] == "Before, the model classified 95.0 % of them correctly; now 61.0 %."
-    assert len(found.text) == 4
+    outcome = verdict(record_with(good(), alone, {"reference": {"made": False}}))
+    assert outcome.level == "no reference"
+    assert outcome.text[2] == "Before, the model classified 95.0 % of them correctly; now 61.0 %."
+    assert len(outcome.text) == 4

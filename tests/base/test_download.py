@@ -24,7 +24,7 @@ class Handler(BaseHTTPRequestHandler):
     content = CONTENT
 
     def do_GET(self):
-        self.server.asked.append(self.path)
+        self.server.requests.append(self.path)
         if self.path == "/absent.bin":
             self.send_error(404)
             return
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.content, running.asked = CONTENT, []
+        running.content, running.requests = CONTENT, []
         running.url = f"http://127.0.0.1:{running.server_port}"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -62,7 +62,7 @@ def test_a_right_hash_is_kept_and_not_fetched_again(server, tmp_path, hashes, na
         path = download(f"{server.url}/{name}", folder=tmp_path / "new", **hashes)
         assert path.read_bytes() == CONTENT
     assert files(tmp_path / "new") == [name]
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_bars_do_not_change_the_file(server, tmp_path):
@@ -125,7 +125,7 @@ def test_a_damaged_cached_file_is_refused(server, tmp_path):
     (tmp_path / "file.bin").write_bytes(b"damaged")
     with pytest.raises(InputError, match="Delete"):
         download(f"{server.url}/file.bin", folder=tmp_path, sha256=SHA256)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "https://host/", "http:///x", "x.bin"])

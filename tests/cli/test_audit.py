@@ -24,8 +24,8 @@ def command(*arguments: object) -> Any:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("audit-cli") / "run"
-    made = command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
-    assert made.exit_code == 0, made.output
+    outcome = command("finetune", "resnet20", "--weights", "cifar100", *SMALL, "--out", out)
+    assert outcome.exit_code == 0, outcome.output
     return out
 
 
@@ -34,16 +34,16 @@ def results(run_folder: Path) -> dict[str, Path]:
     folders = {}
     for name, method in (("pushed", "max-loss"), ("retrain", "retrain")):
         folders[name] = run_folder.parent / name
-        made = command("unlearn", run_folder, "--classes", "0", "--method", method, "--out", folders[name])
-        assert made.exit_code == 0, made.output
+        outcome = command("unlearn", run_folder, "--classes", "0", "--method", method, "--out", folders[name])
+        assert outcome.exit_code == 0, outcome.output
     return folders
 
 
 def test_it_says_what_it_will_do_and_writes_a_record_beside_the_result(run_folder: Path, results: dict[str, Path]) -> None:
     before = {path: path.read_bytes() for path in (*run_folder.iterdir(), *results["pushed"].iterdir())}
     options = ["--holdout", "digits@test", "--reference", "retrain", "--retrains", "0", *QUICK]
-    made = command("audit", run_folder, results["pushed"], *options, "--require", "forget_accuracy<=200")
-    assert made.exit_code == 0, made.output
+    outcome = command("audit", run_folder, results["pushed"], *options, "--require", "forget_accuracy<=200")
+    assert outcome.exit_code == 0, outcome.output
     target = results["pushed"] / "audit.json"
     for part in (
         "max-loss, 12 of 24 samples forgotten",
@@ -56,7 +56,7 @@ def test_it_says_what_it_will_do_and_writes_a_record_beside_the_result(run_folde
         f"Wrote {target}",
         f"Next: fastntk report {results['pushed']}",
     ):
-        assert part in made.stdout, part
+        assert part in outcome.stdout, part
     record = json.loads(target.read_text("utf-8"))
     jsonschema.validate(record, schema())
     assert record["request"]["whole_classes"] == ["0"]
@@ -73,14 +73,14 @@ def test_a_requirement_that_fails_is_exit_code_3_and_the_record_is_there(
 ) -> None:
     out = tmp_path / "record.json"
     options = ["--holdout", "digits@test", "--reference", results["retrain"], *QUICK, "--out", out, "--json"]
-    made = command("audit", run_folder, results["pushed"], *options, "--require", "forget_accuracy<=-1")
-    assert made.exit_code == 3, made.output
-    record = json.loads(made.stdout)
+    outcome = command("audit", run_folder, results["pushed"], *options, "--require", "forget_accuracy<=-1")
+    assert outcome.exit_code == 3, outcome.output
+    record = json.loads(outcome.stdout)
     jsonschema.validate(record, schema())
     assert record == json.loads(out.read_text("utf-8"))
     assert [item["passed"] for item in record["requirements"]] == [False]
     assert record["reference"] == {"made": True, "seed": 1, "other_seeds": []}
-    assert "NOT MET" in made.stderr
+    assert "NOT MET" in outcome.stderr
     replaced = command("audit", run_folder, results["pushed"], *options, "--overwrite")
     assert replaced.exit_code == 0, replaced.output
 
@@ -105,20 +105,20 @@ def test_wrong_usage_is_exit_code_2_and_writes_nothing(
     run_folder: Path, results: dict[str, Path], tmp_path: Path, options: list[str], message: str
 ) -> None:
     out = tmp_path / "record.json"
-    given = [str(results["pushed"]) if option == "RESULT" else option for option in options]
-    made = command("audit", run_folder, results["pushed"], *given, "--out", out, *QUICK)
-    assert made.exit_code == 2, made.output
-    assert message in made.stderr
-    assert "Traceback" not in made.output
+    arguments = [str(results["pushed"]) if option == "RESULT" else option for option in options]
+    outcome = command("audit", run_folder, results["pushed"], *arguments, "--out", out, *QUICK)
+    assert outcome.exit_code == 2, outcome.output
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.output
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_record_is_not_replaced(run_folder: Path, results: dict[str, Path], tmp_path: Path) -> None:
-    mine = tmp_path / "mine.json"
-    mine.write_text('{"schema": "something else"}')
-    made = command("audit", run_folder, results["pushed"], "--holdout", "digits@test", "--out", mine, "--overwrite")
-    assert made.exit_code == 2
-    assert "does not look like something this command wrote" in made.stderr
+    own_file = tmp_path / "mine.json"
+    own_file.write_text('{"schema": "something else"}')
+    outcome = command("audit", run_folder, results["pushed"], "--holdout", "digits@test", "--out", own_file, "--overwrite")
+    assert outcome.exit_code == 2
+    assert "does not look like something this command wrote" in outcome.stderr
     swapped = command("audit", results["pushed"], run_folder, "--holdout", "digits@test", "--out", tmp_path / "x.json")
     assert swapped.exit_code == 2
     assert "holds a 'result'; expected 'run'" in swapped.stderr

@@ -31,10 +31,10 @@ CASES = {
 }
 
 
-def said(*arguments: object, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    made = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    assert made.exit_code in codes, made.output
-    record: dict[str, Any] = json.loads(made.stdout)
+def printed(*arguments: object, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    outcome = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert outcome.exit_code in codes, outcome.output
+    record: dict[str, Any] = json.loads(outcome.stdout)
     return record
 
 
@@ -47,20 +47,20 @@ def test_from_finetune_to_report(name: str, shared: Callable[[str], Path], tmp_p
     source = str(shared(path))
     run, result = tmp_path / "run", tmp_path / "result"
     records = {
-        "finetune": said("finetune", *model, "--data", f"{source}@{train}", *case["sizes"], "--out", run),
-        "plan": said("plan", run, *case["forget"]),
+        "finetune": printed("finetune", *model, "--data", f"{source}@{train}", *case["sizes"], "--out", run),
+        "plan": printed("plan", run, *case["forget"]),
         # So few images and epochs may well fail the step's own check, which is exit code 3.
-        "unlearn": said("unlearn", run, *case["forget"], "--method", "tangent-replay", "--out", result, codes=(0, 3)),
-        "info": said("info", result),
+        "unlearn": printed("unlearn", run, *case["forget"], "--method", "tangent-replay", "--out", result, codes=(0, 3)),
+        "info": printed("info", result),
     }
     for command, record in records.items():
         jsonschema.validate(record, schemas.load(command))
-    audit = said(
+    audit = printed(
         "audit", run, result, "--holdout", f"{source}@{test}", "--reference", "retrain", "--require", "forget_accuracy<=101"
     )
     jsonschema.validate(json.loads((result / "audit.json").read_text("utf-8")), schemas.load("audit-1"))
     assert audit["accuracy"]["forget"].keys() == {"full", "unlearned", "retrain"}
-    made = said("report", result)
-    page = Path(made["out"]).read_text("utf-8")
-    assert made["verdict"] in page.lower()
+    report = printed("report", result)
+    page = Path(report["out"]).read_text("utf-8")
+    assert report["verdict"] in page.lower()
     assert source not in page

@@ -92,10 +92,10 @@ def test_json_is_one_object_and_nothing_else(run_folder: Path, tmp_path: Path) -
 
 
 def test_info_shows_and_verifies(run_folder: Path) -> None:
-    shown = fastntk_command("info", run_folder)
-    assert shown.exit_code == 0
+    info = fastntk_command("info", run_folder)
+    assert info.exit_code == 0
     for part in ("resnet20", "cifar100", "12 samples", "digits", "tuned.safetensors", "as they were written"):
-        assert part in shown.stdout
+        assert part in info.stdout
     record = json.loads(fastntk_command("info", run_folder, "--json").stdout)
     assert record["verified"] is True
     assert record["data"]["count"] == 12
@@ -134,7 +134,7 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
         assert 0 <= row["retain"] <= 1
     original = load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     for name, page in zip(demo_module.RESULTS, record["reports"]):
-        assert load_result(out / name, original).method == demo_module.KEPT
+        assert load_result(out / name, original).method == demo_module.REPORTED
         assert json.loads((out / name / "audit.json").read_text())["verdict"]["level"] in Path(page).read_text("utf-8").lower()
     load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     (out / "demo.json").unlink()
@@ -166,11 +166,11 @@ def test_every_command_teaches_by_example() -> None:
     assert set(commands) >= {"demo", "finetune", "info", "plan", "pretrain", "unlearn"}
     for name in commands:
         assert name in top.stdout
-        shown = fastntk_command(name, "--help")
-        assert shown.exit_code == 0
-        assert f"fastntk {name} " in shown.stdout
-        assert "Example" in shown.stdout
-        assert "--json" in shown.stdout
+        help_text = fastntk_command(name, "--help")
+        assert help_text.exit_code == 0
+        assert f"fastntk {name} " in help_text.stdout
+        assert "Example" in help_text.stdout
+        assert "--json" in help_text.stdout
 
 
 @pytest.mark.parametrize(

@@ -35,5 +35,5 @@ def test_snippets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(block, "docs/howto.md", "exec"), names)
     assert names["again"].split.forget.tolist() == names["result"].split.forget.tolist()
     assert len(names["second"].forgotten) == 8 + 2
-    assert names["gone"].forgotten.ids == ("img-3", "img-17")
+    assert names["unlearned"].forgotten.ids == ("img-3", "img-17")
     assert names["rows"].shape == (80, 10, names["run"].subset.numel)

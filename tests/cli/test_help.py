@@ -34,10 +34,10 @@ def test_examples_are_taken_by_the_parser(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_defaults_are_shown(name: str) -> None:
-    shown = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout)
+    help_text = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout)
     for parameter in GROUP.commands[name].params:
         if parameter.param_type_name == "option" and type(parameter.default) in (int, float, str):
-            assert f"[default: {parameter.default}]" in shown, parameter.name
+            assert f"[default: {parameter.default}]" in help_text, parameter.name
 
 
 def test_paragraphs_are_broken_by_the_terminal_alone() -> None:

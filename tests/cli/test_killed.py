@@ -30,7 +30,7 @@ FORGET = ["--classes", "0", "--method", "fast-ntk"]
 pytestmark = pytest.mark.slow
 
 
-def here(*arguments: object) -> Any:
+def in_process(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
@@ -49,24 +49,24 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 def kill_again_and_again(out: Path, *arguments: object) -> set[str]:
     """Kill the command so many times; check the target after each; return what was seen: absent, whole."""
     child = start(*arguments, "--out", out)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     assert child.wait(timeout=600) in (0, 3)  # 3: written, though a dozen digits may not pass the step's own check
-    length = time.perf_counter() - begun
-    draw, seen = random.Random(0), set()
+    length = time.perf_counter() - started
+    draw, outcomes = random.Random(0), set()
     for number in range(TIMES):
         overwrite = ["--overwrite"] if number % 2 else []
         if not overwrite and out.exists():
             out.rename(out.parent / f"moved-{number}")
-        there = out.exists()
+        written = out.exists()
         child = start(*arguments, "--out", out, *overwrite)
         time.sleep(draw.uniform(0, 1.3 * length))
         child.kill()
         child.communicate(timeout=60)
-        shown = here("info", out)  # verifies every byte
-        assert out.exists() == (shown.exit_code == 0), shown.output
-        assert out.exists() or not there  # what was to be replaced is back
-        seen.add("whole" if out.exists() else "absent")
-    return seen
+        info = in_process("info", out)  # verifies every byte
+        assert out.exists() == (info.exit_code == 0), info.output
+        assert out.exists() or not written  # what was to be replaced is back
+        outcomes.add("whole" if out.exists() else "absent")
+    return outcomes
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,18 +76,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_finetune(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert kill_again_and_again(out, *TUNE) == {"absent", "whole"}
-    assert here(*TUNE, "--out", out, "--overwrite").exit_code == 0
+    assert in_process(*TUNE, "--out", out, "--overwrite").exit_code == 0
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     load_run(out, samples=source_samples(read_manifest(out)))
 
 
 def test_unlearn(tmp_path: Path) -> None:
     run, out = tmp_path / "runs" / "run", tmp_path / "results" / "result"
-    assert here(*TUNE, "--out", run).exit_code == 0
+    assert in_process(*TUNE, "--out", run).exit_code == 0
     before = contents(run)
     assert kill_again_and_again(out, "unlearn", run, *FORGET) == {"absent", "whole"}
     assert contents(run) == before
-    assert here("unlearn", run, *FORGET, "--out", out, "--overwrite").exit_code in (0, 3)
+    assert in_process("unlearn", run, *FORGET, "--out", out, "--overwrite").exit_code in (0, 3)
     assert not [path.name for path in out.parent.iterdir() if path.name.startswith(".")]
     loaded = load_run(run, samples=source_samples(read_manifest(run)))
     assert len(load_result(out, loaded).forgotten) == 4

@@ -31,7 +31,7 @@ def command(*arguments: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, a result with its audit, and a result without."""
     root = tmp_path_factory.mktemp("report-cli")
     digits = open_digits("test")
@@ -44,25 +44,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["audit", root / "run", root / "result", "--holdout", root / "unseen.npz", "--relearn-cap", "1", "--no-probes"],
     ]
     for step in steps:
-        done = command(*step)
-        assert done.exit_code == 0, done.output
+        outcome = command(*step)
+        assert outcome.exit_code == 0, outcome.output
     return root
 
 
 @pytest.fixture
-def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to play with; the working folder."""
     for name in ("run", "result", "unaudited"):
-        shutil.copytree(made / name, tmp_path / name)
+        shutil.copytree(finished / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_real_audit_becomes_a_page(place: Path) -> None:
     record = json.loads((place / "result" / "audit.json").read_text())
-    done = command("report", "result")
-    assert done.exit_code == 0, done.output
-    assert "Wrote result/report.html" in done.stdout
+    outcome = command("report", "result")
+    assert outcome.exit_code == 0, outcome.output
+    assert "Wrote result/report.html" in outcome.stdout
     page = (place / "result" / "report.html").read_text("utf-8")
     assert page == render(record)
     assert f"Verdict: {record['verdict']['level']}" in page
@@ -80,12 +80,12 @@ def test_the_page_names_nobody(place: Path) -> None:
 
 
 def test_json_is_one_object_and_the_file_may_be_named(place: Path) -> None:
-    done = command("report", "result/audit.json", "--out", "pages/page.html", "--json")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    jsonschema.validate(told, schemas.load("report"))
+    outcome = command("report", "result/audit.json", "--out", "pages/page.html", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    printed = json.loads(outcome.stdout)
+    jsonschema.validate(printed, schemas.load("report"))
     record = json.loads((place / "result" / "audit.json").read_text())
-    assert told == {
+    assert printed == {
         "command": "report",
         "result": "result/audit.json",
         "out": "pages/page.html",
@@ -105,10 +105,10 @@ def test_overwriting_has_to_be_asked_for(place: Path) -> None:
 
 
 def test_thumbnails_show_the_forgotten_pictures_and_no_others(place: Path) -> None:
-    done = command("report", "result", "--thumbnails", "--run", "run", "--data", "digits@train", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["thumbnails"] == 4
-    assert "erase it together" in done.stderr
+    outcome = command("report", "result", "--thumbnails", "--run", "run", "--data", "digits@train", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads(outcome.stdout)["thumbnails"] == 4
+    assert "erase it together" in outcome.stderr
     page = (place / "result" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 4
     assert "This file holds pictures that were asked to be forgotten." in page
@@ -188,9 +188,9 @@ def test_wrong_usage_is_told_and_changes_nothing(place: Path, line: str, spoil: 
     if spoil is not None:
         spoil(place / "result")
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    done = command(*line.split())
-    assert done.exit_code == 2, done.output
-    told = re.sub(r"[\s│]+", " ", done.stderr)
-    assert message in told
-    assert "Traceback" not in told
+    outcome = command(*line.split())
+    assert outcome.exit_code == 2, outcome.output
+    text = re.sub(r"[\s│]+", " ", outcome.stderr)
+    assert message in text
+    assert "Traceback" not in text
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before

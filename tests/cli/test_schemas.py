@@ -22,10 +22,10 @@ SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "
 
 def printed(*arguments: object) -> dict[str, Any]:
     """Run a command with --json; standard output has to be one JSON object that fits the command's schema."""
-    made = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    assert made.exit_code in (0, 3), made.output  # 3: written, with the verdict "retrain instead" on a dozen digits
-    record: dict[str, Any] = json.loads(made.stdout)  # refuses anything before or after the object
-    assert made.stderr or arguments[0] in ("info", "report")
+    outcome = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert outcome.exit_code in (0, 3), outcome.output  # 3: written, with the verdict "retrain instead" on a dozen digits
+    record: dict[str, Any] = json.loads(outcome.stdout)  # refuses anything before or after the object
+    assert outcome.stderr or arguments[0] in ("info", "report")
     check(str(arguments[0]), record)
     return record
 
@@ -50,9 +50,9 @@ def test_info_of_a_run_and_plan(run_folder: Path) -> None:
 def test_unlearn_and_info_of_its_result(method: str, run_folder: Path, tmp_path: Path) -> None:
     record = printed("unlearn", run_folder, "--classes", "0", "--method", method, "--out", tmp_path / "result")
     assert record["method"] == method
-    shown = printed("info", tmp_path / "result")
-    assert shown["kind"] == "result"
-    assert shown["extra"]["details"] == record["details"]
+    info = printed("info", tmp_path / "result")
+    assert info["kind"] == "result"
+    assert info["extra"]["details"] == record["details"]
 
 
 def test_pretrain(tmp_path: Path) -> None:

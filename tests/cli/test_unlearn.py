@@ -45,16 +45,16 @@ def run(run_folder: Path) -> fastntk.Run:
 @pytest.fixture(scope="module")
 def result_folder(run_folder: Path) -> Path:
     out = run_folder.parent / "result"
-    made = command("unlearn", run_folder, "--classes", "0", "--method", "tangent-replay", "--out", out)
-    assert made.exit_code in (0, 3), made.output
+    outcome = command("unlearn", run_folder, "--classes", "0", "--method", "tangent-replay", "--out", out)
+    assert outcome.exit_code in (0, 3), outcome.output
     return out
 
 
 def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder: Path, run: Any, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
     out = tmp_path / "deep" / "result"
-    made = command("unlearn", run_folder, "--classes", "0", "--damping", "0.1", "--option", "at=anchor", "--out", out)
-    assert made.exit_code == 0, made.output
+    outcome = command("unlearn", run_folder, "--classes", "0", "--damping", "0.1", "--option", "at=anchor", "--out", out)
+    assert outcome.exit_code == 0, outcome.output
     for part in (
         "forget 4 of 12",
         "fast-ntk, damping 0.1, at anchor",
@@ -63,7 +63,7 @@ def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder:
         f"Wrote {out}",
         "Next: f",
     ):
-        assert part in made.stdout
+        assert part in outcome.stdout
     loaded = load_result(out, run)
     expected = fastntk.unlearn(run, classes=[0], damping=0.1, at="anchor")
     assert torch.equal(loaded.subset.get(), expected.subset.get())
@@ -73,19 +73,19 @@ def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder:
 
 
 def test_json_is_one_object_without_ids(run_folder: Path, run: Any, tmp_path: Path) -> None:
-    asked = run.data.ids[5]
+    sample_id = run.data.ids[5]
     ids = tmp_path / "ids.txt"
-    ids.write_text(f"{asked}\n\n  {run.data.ids[7]}  \n")
-    made = command("unlearn", run_folder, "--ids-file", ids, "--method", "full", "--out", tmp_path / "r", "--json")
-    record = json.loads(made.stdout)
+    ids.write_text(f"{sample_id}\n\n  {run.data.ids[7]}  \n")
+    outcome = command("unlearn", run_folder, "--ids-file", ids, "--method", "full", "--out", tmp_path / "r", "--json")
+    record = json.loads(outcome.stdout)
     assert (record["command"], record["method"]) == ("unlearn", "full")
     assert record["details"]["request"]["forget"] == 2
     assert record["accuracy"]["retain"]["before"] == record["accuracy"]["retain"]["after"]
 
 
 def test_a_result_keeps_digests_and_no_ids(run: Any, tmp_path: Path) -> None:
-    named = fastntk.Samples(run.data.inputs, run.data.labels, [f"person-{i}" for i in range(12)], run.data.classes)
-    other = fastntk.Run(run.model, run.subset, run.anchor, named, recipe=run.recipe)
+    samples = fastntk.Samples(run.data.inputs, run.data.labels, [f"person-{i}" for i in range(12)], run.data.classes)
+    other = fastntk.Run(run.model, run.subset, run.anchor, samples, recipe=run.recipe)
     result = fastntk.unlearn(other, ids=["person-3", "person-8"], method="full")
     text = (save_result(result, tmp_path / "r") / "manifest.json").read_text()
     assert "person" not in text
@@ -100,8 +100,8 @@ def test_a_result_keeps_digests_and_no_ids(run: Any, tmp_path: Path) -> None:
 def test_requests_chain_over_folders(run_folder: Path, result_folder: Path, run: Any, tmp_path: Path) -> None:
     extra = run.data.ids[int((run.data.labels == 1).nonzero()[0])]
     options = ["--method", "tangent-replay", "--out", tmp_path / "second"]
-    made = command("unlearn", run_folder, "--after", result_folder, "--ids", extra, *options)
-    assert made.exit_code in (0, 3), made.output  # 3: written, but on twelve digits the verdict may be "retrain instead"
+    outcome = command("unlearn", run_folder, "--after", result_folder, "--ids", extra, *options)
+    assert outcome.exit_code in (0, 3), outcome.output  # 3: written, but on twelve digits the verdict may be "retrain instead"
     both = fastntk.unlearn(run, classes=[0], ids=[extra], method="tangent-replay")
     chained = load_result(tmp_path / "second", run)
     assert torch.equal(chained.split.forget, both.split.forget)
@@ -109,10 +109,10 @@ def test_requests_chain_over_folders(run_folder: Path, result_folder: Path, run:
 
 
 def test_info_shows_a_result(result_folder: Path) -> None:
-    shown = command("info", result_folder)
-    assert shown.exit_code == 0, shown.output
+    info = command("info", result_folder)
+    assert info.exit_code == 0, info.output
     for part in ("a result of fastntk", "4 samples (digests of their ids only)", "tangent-replay", "8 samples"):
-        assert part in shown.stdout
+        assert part in info.stdout
 
 
 def test_overwriting_replaces_results_and_never_runs(run_folder: Path, tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_a_step_that_fails_its_check_is_written_with_exit_code_3(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validity, "RETRAIN", -1.0)
-    made = command("unlearn", run_folder, "--classes", "0", "--out", tmp_path / "r")
-    assert made.exit_code == 3, made.output
-    assert "retrain instead" in made.stdout
+    outcome = command("unlearn", run_folder, "--classes", "0", "--out", tmp_path / "r")
+    assert outcome.exit_code == 3, outcome.output
+    assert "retrain instead" in outcome.stdout
     assert read_manifest(tmp_path / "r")["extra"]["details"]["validity"]["verdict"] == "retrain instead"
 
 
 def test_plan_compares_routes_with_retrain_and_writes_nothing(run_folder: Path, tmp_path: Path) -> None:
-    shown = command("plan", run_folder, "--classes", "0", "--memory-budget", "2GB")
-    assert shown.exit_code == 0, shown.output
+    outcome = command("plan", run_folder, "--classes", "0", "--memory-budget", "2GB")
+    assert outcome.exit_code == 0, outcome.output
     for part in ("12 samples (8 retained)", "fast-ntk", "tangent-replay", "retrain", "Next: fastntk unlearn"):
-        assert part in shown.stdout
+        assert part in outcome.stdout
     record = json.loads(command("plan", run_folder, "--ids", "0", "--json").stdout)
     assert record["sizes"]["retain"] == 11
     assert record["retrain_seconds"] > 0
@@ -174,8 +174,10 @@ def test_option_texts_become_what_the_method_expects() -> None:
 
 
 def test_the_help_names_every_method() -> None:
-    done = subprocess.run([sys.executable, "-m", "fastntk.cli", "unlearn", "--help"], capture_output=True, text=True, check=True)
-    words = " ".join(done.stdout.replace("│", " ").split())
+    process = subprocess.run(
+        [sys.executable, "-m", "fastntk.cli", "unlearn", "--help"], capture_output=True, text=True, check=True
+    )
+    words = " ".join(process.stdout.replace("│", " ").split())
     assert all(name in words for name in METHODS)
 
 

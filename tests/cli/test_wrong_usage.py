@@ -247,8 +247,8 @@ def test_with_json_standard_output_stays_empty(place: Path, monkeypatch: pytest.
 
 def test_a_folder_without_permission_to_write(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    answer = os.access  # root may write anywhere, so the system's answer is replaced
-    monkeypatch.setattr(os, "access", lambda path, mode, **more: not mode & os.W_OK and answer(path, mode, **more))
+    access = os.access  # root may write anywhere, so the system's reply is replaced
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: not mode & os.W_OK and access(path, mode, **more))
     for usage in (f"{TUNE} --out new", "unlearn run --classes 0 --out new", "demo --out new"):
         before = digest(place)
         result = command(*usage.split())

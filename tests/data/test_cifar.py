@@ -107,16 +107,16 @@ def test_cifar100_archive_equals_folder(tmp_path: Path) -> None:
 
 
 def test_download_asks_for_the_published_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, dict[str, str]]] = []
+    downloads: list[tuple[str, dict[str, str]]] = []
 
     def fetch(url: str, **options: str) -> Path:
-        asked.append((url, options))
+        downloads.append((url, options))
         return archive(tmp_path / "x.tar.gz", "cifar-10-batches-py", files10())
 
     monkeypatch.setattr(cifar, "download", fetch)
     assert len(load_source("cifar10@test", spec=PLAIN)) == 3
     url = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-    assert asked == [(url, {"md5": "c58f30108f718f92721af3b95e74349a"})]
+    assert downloads == [(url, {"md5": "c58f30108f718f92721af3b95e74349a"})]
 
 
 def test_archive_is_never_extracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,5 +108,5 @@ def test_resolve_partitions_exactly(data: st.DataObject, labels: list[int]) -> N
     split = request.resolve(samples, allow_empty=True)
     assert split.forget.tolist() == sorted(expected)
     assert split.retain.tolist() == [i for i in range(len(labels)) if i not in expected]
-    kept = {labels[i] for i in split.retain.tolist()}
-    assert set(split.whole_classes) == set(labels) - kept
+    retained = {labels[i] for i in split.retain.tolist()}
+    assert set(split.whole_classes) == set(labels) - retained

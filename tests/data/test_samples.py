@@ -31,9 +31,9 @@ def test_inputs_are_used_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
 def test_labels_of_any_integer_kind(dtype: type) -> None:
-    given = np.array([2, 0, 1], dtype=dtype)
-    samples = Samples(torch.zeros(3, 1), given)
-    given[0] = 0  # the samples keep their own copy
+    ids = np.array([2, 0, 1], dtype=dtype)
+    samples = Samples(torch.zeros(3, 1), ids)
+    ids[0] = 0  # the samples keep their own copy
     assert samples.labels.tolist() == [2, 0, 1]
 
 
@@ -113,9 +113,9 @@ def test_travels() -> None:
     ],
 )
 def test_bad_input(options: dict[str, object], message: str) -> None:
-    given = {"inputs": torch.zeros(3, 1), "labels": [0, 1, 0], **options}
+    arguments = {"inputs": torch.zeros(3, 1), "labels": [0, 1, 0], **options}
     with pytest.raises(InputError, match=message):
-        Samples(**given)  # type: ignore[arg-type]
+        Samples(**arguments)  # type: ignore[arg-type]
 
 
 class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]

@@ -212,16 +212,16 @@ def test_folder_holdout_is_aligned(photos: Path) -> None:
 
 
 def test_only_selected_images_are_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
+    paths: list[str] = []
     read = fastntk.data.folder.read_image
 
     def spy(path: Path) -> Image.Image:
-        opened.append(path.name)
+        paths.append(path.name)
         return read(path)
 
     monkeypatch.setattr(fastntk.data.folder, "read_image", spy)
     load_source(f"{photos}@train", spec=PLAIN, only_classes=1, images_per_class=2)
-    assert opened == ["0.png", "1.png"]
+    assert paths == ["0.png", "1.png"]
 
 
 def test_folder_refused(photos: Path, tmp_path: Path) -> None:

@@ -59,14 +59,14 @@ def test_links_are_markdown(path: Path) -> None:
 
 def message_templates() -> list[str]:
     """Every text in the source, … for what is filled in."""
-    found = []
+    lines = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
+                lines.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return found
+                lines.append(node.value)
+    return lines
 
 
 def test_every_error_of_the_faq_is_one_of_ours() -> None:
@@ -112,9 +112,9 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
             exec(compile(block, "docs/deletion-request.md", "exec"), names)
             continue
         for line in block.splitlines():
-            done = CliRunner().invoke(app, line.split()[1:])
+            outcome = CliRunner().invoke(app, line.split()[1:])
             # 3: written, though fifty digits may not pass the step's own check
-            assert done.exit_code in ((0, 3) if " unlearn " in line else (0,)), f"{line}\n{done.output}"
+            assert outcome.exit_code in ((0, 3) if " unlearn " in line else (0,)), f"{line}\n{outcome.output}"
     assert (tmp_path / "results" / "request-17" / "report.html").is_file()
     served = fastntk.build_model("resnet20", num_classes=10)
     served.load_state_dict(torch.load("unlearned.pt", weights_only=True))

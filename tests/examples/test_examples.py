@@ -40,9 +40,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def check_report(text: str, *, forgotten: int, retained: int) -> None:
     """The printed accuracies: what was forgotten is known less than before, what stays about as well as before."""
-    found = re.findall(r"(forgotten|retained): (\d+) images, right before (\d+)%, now (\d+)%", text)
-    assert found
-    for part, count, before, now in found:
+    figures = re.findall(r"(forgotten|retained): (\d+) images, accuracy before (\d+)%, now (\d+)%", text)
+    assert figures
+    for part, count, before, now in figures:
         assert int(count) == {"forgotten": forgotten, "retained": retained}[part]
         if part == "forgotten":
             assert int(now) < int(before)
@@ -50,11 +50,11 @@ def check_report(text: str, *, forgotten: int, retained: int) -> None:
             assert int(now) > int(before) - 10
 
 
-def same_state(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, except_for: set[str]) -> None:
+def same_state(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, except_for: set[str]) -> None:
     """Equal names and shapes; equal values but for those named, among which something has changed."""
-    assert list(one) == list(other)
-    assert all(one[name].shape == other[name].shape for name in one)
-    changed = {name for name in one if not torch.equal(one[name], other[name])}
+    assert list(state) == list(other)
+    assert all(state[name].shape == other[name].shape for name in state)
+    changed = {name for name in state if not torch.equal(state[name], other[name])}
     assert changed
     assert changed <= except_for
 
@@ -115,6 +115,6 @@ def test_each_is_short_and_known() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_runs_from_a_shell(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tmp_path / "work")]
-    made = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False)
-    assert made.returncode == 0, made.stderr
-    assert "retained" in made.stdout
+    process = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "retained" in process.stdout

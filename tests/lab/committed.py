@@ -13,8 +13,8 @@ def committed(folder: Path) -> Path:
     """Copy the tracked records to ``folder``/results and return that; all records where there is no git."""
     target = folder / "results"
     try:
-        listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
-        names = [name for name in listed.stdout.split("\0") if name]
+        process = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+        names = [name for name in process.stdout.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
         names = [path.relative_to(ROOT).as_posix() for path in (ROOT / "results").rglob("*.json")]
     for name in names:

@@ -95,15 +95,15 @@ def test_pages_go_where_the_options_say_and_nowhere_else(tmp_path: Path, monkeyp
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "docs").mkdir(parents=True)
     shutil.copyfile(ROOT / "README.md", elsewhere / "README.md")
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    named = ["--docs", str(elsewhere / "docs"), "--readme", str(elsewhere / "README.md")]
-    assert main(["pages", "unlearning", "development", *named]) == 0
-    assert list(here.iterdir()) == []
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    page_options = ["--docs", str(elsewhere / "docs"), "--readme", str(elsewhere / "README.md")]
+    assert main(["pages", "unlearning", "development", *page_options]) == 0
+    assert list(folder.iterdir()) == []
     assert sorted(path.name for path in (elsewhere / "docs").iterdir()) == ["results-development.md", "results-unlearning.md"]
-    assert main(["pages", "wishes", *named]) == 2
-    assert main(["run", "unlearning", "--settings", "wishes", "--out", str(tmp_path / "new")]) == 2
+    assert main(["pages", "absent", *page_options]) == 2
+    assert main(["run", "unlearning", "--settings", "absent", "--out", str(tmp_path / "new")]) == 2
 
 
 def test_the_package_does_not_know_the_lab() -> None:

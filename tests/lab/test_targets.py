@@ -14,14 +14,14 @@ CLASS, RANDOM = Request("class", 0), Request("random", 0.1)
 
 
 def row(**changes: object) -> Row:
-    one = Figure(1.0, None, 1)
+    figure = Figure(1.0, None, 1)
     base = Row(
         method=MethodRow("tangent-replay", "tangent-replay"),
         seeds=(0,),
         wanted=1,
-        accuracy=dict.fromkeys(("retain", "forget", "holdout"), one),
+        accuracy=dict.fromkeys(("retain", "forget", "holdout"), figure),
         gap={"retain": 0.01, "forget": -0.01, "holdout": 0.0},
-        relearn=one,
+        relearn=figure,
         relearn_censored=0,
         relearn_ratio=1.1,
         cap=100,
@@ -29,10 +29,10 @@ def row(**changes: object) -> Row:
         same={"forget": Figure(0.02), "holdout": Figure(0.01)},
         others={"forget": Figure(0.01), "holdout": Figure(0.025)},
         spread={"forget": Figure(0.02), "holdout": Figure(0.02)},
-        weight_distance=one,
-        seconds=one,
-        ratio_with_rows=one,
-        ratio_without_rows=one,
+        weight_distance=figure,
+        seconds=figure,
+        ratio_with_rows=figure,
+        ratio_without_rows=figure,
         uses_rows=True,
         verdicts=(),
     )

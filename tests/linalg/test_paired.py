@@ -166,10 +166,10 @@ def test_a_rank_of_zero_means_no_sketch():
     ],
 )
 def test_what_cannot_be_solved_is_refused(options, message):
-    given = {"targets": random_targets(12, 3), "retain": torch.arange(2, 12), "forget": torch.arange(2), "solver": "primal"}
-    given = given | options
+    arguments = {"targets": random_targets(12, 3), "retain": torch.arange(2, 12), "forget": torch.arange(2), "solver": "primal"}
+    arguments = arguments | options
     with pytest.raises(InputError, match=message):
-        pair_of(dense_rows(12, 3, 14), given.pop("targets"), given.pop("retain"), given.pop("forget"), **given)
+        pair_of(dense_rows(12, 3, 14), arguments.pop("targets"), arguments.pop("retain"), arguments.pop("forget"), **arguments)
 
 
 @pytest.mark.parametrize("solver", NAMED)

@@ -58,8 +58,8 @@ def test_a_weighted_gram_product_is_one_with_weights_between(name):
     n, classes, d = rows.shape
     J = dense_oracle(rows)
     v, weights = torch.randn(d, 2, dtype=torch.float64), torch.rand(n, classes, 1, dtype=torch.float64)
-    made = rows.gram_matvec(v, lambda part, u: weights[part] * u)
-    close(made, J.T @ (weights.reshape(n * classes, 1).numpy() * (J @ v.numpy())))
+    product = rows.gram_matvec(v, lambda part, u: weights[part] * u)
+    close(product, J.T @ (weights.reshape(n * classes, 1).numpy() * (J @ v.numpy())))
 
 
 def test_gram_kernel_and_norms(rows):
@@ -108,8 +108,8 @@ def test_chunks_do_not_matter(rows, budget, monkeypatch):
         monkeypatch.setattr(module, "VECTOR_CHUNK", budget)
         monkeypatch.setattr(module, "MATRIX_CHUNK", budget)
     assert len(list(rows.chunks(torch.float64, budget=budget))) == rows.shape[0] or budget > 1
-    for one, other in zip(whole, everything(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for first, second in zip(whole, everything(), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("width", [1, 4, 64])
@@ -126,11 +126,11 @@ def test_strips_do_not_matter(rows, width, monkeypatch):
 def test_iter_rows_and_subset(rows, chunk):
     n, classes, d = rows.shape
     J = dense_oracle(rows).reshape(n, classes, d)
-    seen = []
+    positions = []
     for part, piece in rows.iter_rows(chunk):
         close(piece.dense(), J[part], rtol=0)
-        seen += list(range(n))[part]
-    assert seen == list(range(n))
+        positions += list(range(n))[part]
+    assert positions == list(range(n))
     indices = torch.arange(n).flip(0)[: (n + 1) // 2]
     close(rows.subset(indices).dense(), J[indices.numpy()], rtol=0)
 

@@ -1,4 +1,4 @@
-"""Approximations of A: exact where theory says so, right on average, and honest about their error."""
+"""Approximations of A: exact where theory says so, right on average, and true in the error they state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route gives numpy's answer on well-posed systems, and an honest status on the others."""
+"""Every route gives numpy's solution on well-posed systems, and a true status on the others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_routes_give_the_same(system, route, more):
     ("method", "preconditioner"),
     [("cg", "none"), ("cg", "jacobi"), ("cg", "nystrom"), ("lsmr", "none"), ("lsmr", "jacobi")],
 )
-def test_preconditioners_change_the_way_not_the_answer(method, preconditioner):
+def test_preconditioners_change_the_way_not_the_solution(method, preconditioner):
     rows = dense_rows(20, 3, 40, rank=15)
     targets = random_targets(20, 3)
     solver = MatrixFree(method=method, preconditioner=preconditioner, rank=15, tol=1e-12)
@@ -95,14 +95,14 @@ def test_factorise_once_solve_often():
 def test_the_residual_is_the_true_one_and_the_matrix_is_kept(method, overwrite):
     rows = dense_rows(12, 3, 10)
     matrix = rows.gram(torch.float64)
-    given = matrix.clone()
+    original = matrix.clone()
     rhs = torch.randn(10, 2, dtype=torch.float64)
-    solution = method.factorise(given, 0.3, overwrite=overwrite).solve(rhs)
+    solution = method.factorise(original, 0.3, overwrite=overwrite).solve(rhs)
     difference = matrix @ solution.value + 0.3 * solution.value - rhs
     true = float((difference.norm(dim=0) / rhs.norm(dim=0)).max())
     assert true < 1e-12
     assert solution.residual < 1e-12
-    assert overwrite or torch.equal(given, matrix)
+    assert overwrite or torch.equal(original, matrix)
 
 
 @pytest.mark.parametrize("size", [1, 2, 30, 1500])
@@ -135,7 +135,7 @@ def test_condition_is_about_right(seed):
 
 @pytest.mark.parametrize("route", ["primal", "eigen", "dual"])
 @pytest.mark.parametrize("damping", [0.0, 1e-14])
-def test_singular_systems_get_the_minimum_norm_answer(route, damping):
+def test_singular_systems_get_the_minimum_norm_solution(route, damping):
     rows = dense_rows(10, 2, 12, rank=5)
     targets = random_targets(10, 2)
     solution = solve(rows, targets, damping=damping, solver=route)
@@ -177,7 +177,7 @@ def test_badly_scaled_columns(route):
     rows = dense_rows(30, 2, 10)
     scaled = DenseRows(rows.tensor * scales)
     w = torch.randn(10, dtype=torch.float64)
-    targets = scaled.matvec(w / scales)  # consistent: the answer is known without solving
+    targets = scaled.matvec(w / scales)  # consistent: the solution is known without solving
     solution = solve(scaled, targets, damping=0.0, solver=route)
     assert solution.status == "ok"
     assert float(((solution.value * scales) - w).abs().max()) < 1e-4

@@ -52,28 +52,28 @@ def test_models_made_elsewhere_have_no_card():
         input_spec(model)
 
 
-class Answer(nn.Module):
-    def __init__(self, answer):
+class Returns(nn.Module):
+    def __init__(self, output):
         super().__init__()
-        self.answer = answer
+        self.output = output
 
     def forward(self, inputs):
-        return self.answer
+        return self.output
 
 
 def test_logits_unwrap_hugging_face_outputs():
     values = torch.zeros(2, 5)
-    assert logits(Answer(SimpleNamespace(logits=values)), torch.zeros(2, 3)) is values
-    assert logits(Answer(values), torch.zeros(2, 3)) is values
+    assert logits(Returns(SimpleNamespace(logits=values)), torch.zeros(2, 3)) is values
+    assert logits(Returns(values), torch.zeros(2, 3)) is values
 
 
-@pytest.mark.parametrize("answer", [(torch.zeros(2, 5),), {"logits": torch.zeros(2, 5)}, None])
-def test_logits_refuse_what_is_no_tensor(answer):
+@pytest.mark.parametrize("output", [(torch.zeros(2, 5),), {"logits": torch.zeros(2, 5)}, None])
+def test_logits_refuse_what_is_no_tensor(output):
     with pytest.raises(InputError, match="expected a tensor of logits"):
-        logits(Answer(answer), torch.zeros(2, 3))
+        logits(Returns(output), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4), (10,), (3, 5)])
 def test_logits_refuse_other_shapes(shape):
     with pytest.raises(InputError, match=r"for 2 inputs: expected logits of shape \(2, classes\)"):
-        logits(Answer(torch.zeros(shape)), torch.zeros(2, 3))
+        logits(Returns(torch.zeros(shape)), torch.zeros(2, 3))

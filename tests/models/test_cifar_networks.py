@@ -65,9 +65,9 @@ def test_embedded_half_precision_agrees_with_the_original(shared):
     embedded = cifar_resnet("resnet20", num_classes=100).eval()
     embedded.load_state_dict(load_file(KNOWN["resnet20", "cifar100"].fetch()))
     images = cifar10_images(shared("data/cifar10-5k.npz"), 500)
-    expected, found = original(images), embedded(images)
-    assert torch.equal(expected.argmax(1), found.argmax(1))
-    assert (expected - found).abs().max() < 0.02
+    expected, logits = original(images), embedded(images)
+    assert torch.equal(expected.argmax(1), logits.argmax(1))
+    assert (expected - logits).abs().max() < 0.02
 
 
 def test_embedded_weights_need_no_network_and_bring_a_zero_head():
@@ -95,9 +95,9 @@ def test_mobilenet_ends_at_four_by_four_and_its_head_is_zero(shared):
     assert card_of(model).weights.endswith("cifar100_mobilenetv2_x0_5.safetensors")
 
 
-@pytest.mark.parametrize(("asked", "given"), [(4, 8), (12, 16), (16, 16), (48, 48), (10.9, 16), (11.9, 16), (8.4, 8)])
-def test_channels_are_multiples_of_eight_and_lose_at_most_a_tenth(asked, given):
-    assert rounded_channels(asked) == given
+@pytest.mark.parametrize(("wanted", "rounded"), [(4, 8), (12, 16), (16, 16), (48, 48), (10.9, 16), (11.9, 16), (8.4, 8)])
+def test_channels_are_multiples_of_eight_and_lose_at_most_a_tenth(wanted, rounded):
+    assert rounded_channels(wanted) == rounded
 
 
 @pytest.mark.parametrize("name", ["resnet20", "mobilenetv2_x0_5"])

@@ -28,8 +28,8 @@ print("fine")
 
 
 def test_timm_transformers_and_torchvision_import_in_a_fresh_process():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("fine\n"), done.stderr
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert process.stdout.endswith("fine\n"), process.stderr
 
 
 BROKEN = """
@@ -61,12 +61,12 @@ HEALTHY = BROKEN.replace("import torch\n@", 'import torch\nlib = torch.library.L
 def test_operators_are_declared_only_where_they_are_missing(tmp_path, script):
     """A stand-in torchvision, so that both cases are met whatever is installed."""
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("fine\n"), done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.stdout.endswith("fine\n"), process.stderr
 
 
 def test_without_torchvision_there_is_nothing_to_do(monkeypatch):
-    monkeypatch.setattr(torchvision_ops, "_kept", [])
+    monkeypatch.setattr(torchvision_ops, "_libraries", [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert torchvision_ops.ensure_operators() is False
 

@@ -138,10 +138,10 @@ def test_registered_weights_are_fetched_once_and_bring_their_normalisation_and_n
     torch.save({"state_dict": {f"module.{name.replace('fc.', 'linear.')}": v for name, v in tensors.items()}}, file)
     made_up = weights.KnownWeights(url="https://example.invalid/known.th", mean=(0.1, 0.2, 0.3), note="trained on it")
     monkeypatch.setattr("fastntk.models.build.KNOWN", {("resnet20", "somewhere"): made_up})
-    asked = []
-    monkeypatch.setattr(weights, "download", lambda url, *, sha256: asked.append((url, sha256)) or file)
+    downloads = []
+    monkeypatch.setattr(weights, "download", lambda url, *, sha256: downloads.append((url, sha256)) or file)
     model = build_model("resnet20", num_classes=5, weights="somewhere")
-    assert asked == [(made_up.url, None)]
+    assert downloads == [(made_up.url, None)]
     assert backbone_equal(model, tensors)
     assert card_of(model).input.mean == (0.1, 0.2, 0.3)
     assert "trained on it" in card_of(model).notes[0]

@@ -65,8 +65,8 @@ def opened(browser: Any, page: Path, *, size: tuple[int, int], scheme: str = "li
 def requests(browser: Any, page: Path) -> list[str]:
     """What the page asked for, itself included; the browser's own start page may still be loading, and is not ours."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    return [params["request"]["url"] for params in sent if params["documentURL"] == page.as_uri()]
+    sent_by_browser = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [params["request"]["url"] for params in sent_by_browser if params["documentURL"] == page.as_uri()]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -132,7 +132,7 @@ def test_names_with_markup_do_not_run(browser: Any, record: dict[str, Any], tmp_
 
 def test_it_prints_on_a_few_pages(browser: Any, record: dict[str, Any], tmp_path: Path) -> None:
     opened(browser, write_report(record, tmp_path / "report.html"), size=SIZES["desktop"], scheme="dark")
-    made = browser.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
-    document = base64.b64decode(made["data"])
+    pdf = browser.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
+    document = base64.b64decode(pdf["data"])
     assert document.startswith(b"%PDF")
     assert 3 <= document.count(b"/Type /Page\n") <= 12

@@ -89,7 +89,7 @@ def test_nothing_is_fetched_and_nothing_runs(record: Record, read_page: Reader) 
     assert not {"script", "iframe", "object", "embed", "form"} & {tag for tag, _ in page.tags}
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "@import" not in html
-    assert all(found.startswith("#") for found in re.findall(r"url\(([^)]*)\)", html))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
     assert [attributes["href"] for attributes in page.all("link")] == ["data:,"]
 
 
@@ -111,10 +111,10 @@ def test_it_can_be_read_without_eyes(record: Record, read_page: Reader) -> None:
 
 
 def test_rows_that_were_made_before_are_said_to_be_left_out(record: Record, read_page: Reader) -> None:
-    said = "as long as Retrain, not counting the Jacobian rows"
-    assert said not in words(read_page(render(record)))
+    sentence = "as long as Retrain, not counting the Jacobian rows"
+    assert sentence not in words(read_page(render(record)))
     record["cost"]["rows_made_before"] = True
-    assert said in words(read_page(render(record)))
+    assert sentence in words(read_page(render(record)))
 
 
 def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
@@ -128,8 +128,8 @@ def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
         "before 100.0 %, Retrain 25.0 %",
         "before 0, Retrain more than 5",
         "16 November 2026, 09:30 UTC",
-        "none are called by their own label, but mostly “dog” (75.0 %) and “fox” (25.0 %)",
-        "Retrain: 25.0 % are called by their own label, the others mostly “dog” (50.0 %)",
+        "none are classified correctly, but mostly “dog” (75.0 %) and “fox” (25.0 %)",
+        "Retrain: 25.0 % are classified correctly, the others mostly “dog” (50.0 %)",
         "0.50 times as far from Retrain",
         "Unlearning took 0.25 times as long as Retrain.",
         "an ensemble of 8 tangent models",
@@ -285,15 +285,15 @@ def test_writing_is_atomic_and_replaces_only_when_asked(record: Record, tmp_path
 def test_colours_have_enough_contrast(scheme: str) -> None:
     style = resources.files("fastntk.report").joinpath("style.css").read_text("utf-8")
     light, dark = style.split("@media screen and (prefers-color-scheme: dark)", 1)
-    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
     if scheme == "dark":
-        found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark.split("\n}", 1)[0]))
+        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark.split("\n}", 1)[0]))
     pairs = [(ink, back) for ink in ("ink", "soft", "link") for back in ("page", "panel")]
     pairs += [(ink, f"{tone}-back") for tone in ("good", "warn", "bad", "open") for ink in (tone, "ink", "soft")]
     for ink, back in pairs:
-        assert contrast(found[ink], found[back]) >= 4.5, (scheme, ink, back)
+        assert contrast(colours[ink], colours[back]) >= 4.5, (scheme, ink, back)
     for mark in ("full", "unlearned", "retrain", "forget", "other", "soft"):  # plots need 3 : 1, their words are in ink
-        assert contrast(found[f"plot-{mark}"], found["page"]) >= 3, (scheme, mark)
+        assert contrast(colours[f"plot-{mark}"], colours["page"]) >= 3, (scheme, mark)
 
 
 def contrast(first: str, second: str) -> float:

@@ -17,7 +17,7 @@ from fastntk.report.words import clean, date, duration, figure, join, percent, s
 
 def shapes(plot: Plot, variable: str) -> list[list[tuple[float, float]]]:
     """The corners of every path that is drawn in one of the page's colours."""
-    found = []
+    elements = []
     root = ElementTree.fromstring(str(plot.svg))
     hatches = set(root.findall(".//defs//path"))
     for element in root.iter("path"):
@@ -25,8 +25,8 @@ def shapes(plot: Plot, variable: str) -> list[list[tuple[float, float]]]:
             continue
         if f"stroke: var(--plot-{variable})" in element.get("style", ""):
             numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?", element.get("d", ""))]
-            found.append(list(zip(numbers[::2], numbers[1::2])))
-    return found
+            elements.append(list(zip(numbers[::2], numbers[1::2])))
+    return elements
 
 
 def width(path: list[tuple[float, float]]) -> float:
@@ -43,7 +43,7 @@ def test_bars_are_as_long_as_their_figures() -> None:
 
 def test_flow_bars_keep_to_their_shares() -> None:
     table = [("cat", {"full": 1.0, "unlearned": 0.0}), ("dog", {"full": 0.0, "unlearned": 0.5})]
-    plot = flow_bars(table, name="f", title="Now called")
+    plot = flow_bars(table, name="f", title="Now classified as")
     longest = {model: sorted(map(width, shapes(plot, model)))[-1] for model in ("full", "unlearned")}
     assert longest["unlearned"] / longest["full"] == pytest.approx(0.5, rel=1e-4)
     assert "Before: 100\u00a0% cat and 0\u00a0% dog; After: 0\u00a0% cat and 50\u00a0% dog." in plot.words
@@ -80,10 +80,10 @@ def test_losses_are_described_by_their_middle() -> None:
 
 def test_settings_stay_here_and_stand_ins_do_not_leak() -> None:
     before = dict(mpl.rcParams)
-    with drawing(50) as (made, axes):
+    with drawing(50) as (canvas, axes):
         for number, colour in enumerate(COLOUR.values()):
             axes.plot([0, 1], [0, number], color=colour)
-        plot = finish(made, "x", title="<b>", words="a & b")
+        plot = finish(canvas, "x", title="<b>", words="a & b")
     assert dict(mpl.rcParams) == before
     assert not re.search(r"#0102[0-9a-f]{2}", str(plot.svg))
     assert "&lt;b&gt;" in str(plot.svg)
@@ -93,7 +93,7 @@ def test_settings_stay_here_and_stand_ins_do_not_leak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("text", "expected"),
     [
         (percent(0.98765), "98.8 %"),
         (percent(None), "–"),
@@ -123,5 +123,5 @@ def test_settings_stay_here_and_stand_ins_do_not_leak() -> None:
         (value({"bn_stats": "frozen", "deep": [1, 2.5, None, True]}), "bn stats frozen, deep 1, 2.5, none, yes"),
     ],
 )
-def test_words(made: str, expected: str) -> None:
-    assert made.replace("\u00a0", " ").replace("\u202f", " ") == expected
+def test_words(text: str, expected: str) -> None:
+    assert text.replace("\u00a0", " ").replace("\u202f", " ") == expected

@@ -116,9 +116,9 @@ WRONG: list[tuple[str, Any, str, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "message", "told"), WRONG, ids=[f"{path} {value}" for path, value, _, _ in WRONG])
+@pytest.mark.parametrize(("path", "value", "message", "in_schema"), WRONG, ids=[f"{path} {value}" for path, value, _, _ in WRONG])
 def test_malformed_records_are_refused_by_place(
-    record: Record, changed: Change, path: str, value: Any, message: str, told: bool
+    record: Record, changed: Change, path: str, value: Any, message: str, in_schema: bool
 ) -> None:
     wrong = changed(record, path, value)
     with pytest.raises(InputError) as caught:
@@ -126,7 +126,7 @@ def test_malformed_records_are_refused_by_place(
     assert str(caught.value).startswith("malformed audit record: ")
     assert message in str(caught.value)
     assert "fastntk audit" in str(caught.value)
-    assert jsonschema.Draft202012Validator(schema()).is_valid(wrong) != told
+    assert jsonschema.Draft202012Validator(schema()).is_valid(wrong) != in_schema
 
 
 def test_the_report_is_loaded_without_torch() -> None:

@@ -192,7 +192,7 @@ def test_interrupted_says_how_to_go_on(tiny: None, tmp_path: Path, monkeypatch: 
         (["table9", "--out", "x"], "choose one of table1, table2, table3, table4"),
         (["table1", "--out", "x", "--models", "resnet999"], "resnet999 is not among"),
         (["table1", "--out", "x", "--models", ","], "nothing is not among"),
-        (["table1", "--out", "x", "--methods", "wish"], "wish is not among full, max-loss"),
+        (["table1", "--out", "x", "--methods", "absent"], "absent is not among full, max-loss"),
         (["table3", "--out", "x", "--methods", "max-loss"], "max-loss is not among pre-trained"),
         (["table1", "--out", "x", "--seeds", "0"], "At least one seed"),
         (["table1", "--out", "x", "--images-per-class", "many"], "whole numbers"),
@@ -227,13 +227,13 @@ def test_selection_by_options() -> None:
 
 
 def test_another_number_of_seeds_is_another_folder_unless_the_retrains_are_the_same() -> None:
-    (two,) = select_cells("table4")
-    (three,) = select_cells("table4", seeds=3)
-    (one,) = select_cells("table4", seeds=1)
-    assert (three.setting.digest, three.setting.name) == (two.setting.digest, two.setting.name)
-    assert one.setting.name == "vit-cifar10-100-1seeds"
-    assert one.setting.training_digest == two.setting.training_digest
-    assert len(settings_of([two, two])) == 1
+    (default,) = select_cells("table4")
+    (several,) = select_cells("table4", seeds=3)
+    (single,) = select_cells("table4", seeds=1)
+    assert (several.setting.digest, several.setting.name) == (default.setting.digest, default.setting.name)
+    assert single.setting.name == "vit-cifar10-100-1seeds"
+    assert single.setting.training_digest == default.setting.training_digest
+    assert len(settings_of([default, default])) == 1
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def test_reproduce_works_from_the_wheel_and_writes_nothing_but_below_out(install
     before = files(installed)
 
     def run(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
     where = run("-c", "import fastntk; print(fastntk.__file__)").strip()
     assert Path(where).is_relative_to(installed)

@@ -320,13 +320,13 @@ def test_a_failed_last_rename_puts_the_old_folder_back(
 
 def dead_process(*, name: str, kind: str) -> str:
     """The name that work of a process which is gone would have."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
     with new_folder(Path(f"/tmp/fastntk-name-{os.getpid()}")) as work:
         host = re.fullmatch(r".*\.tmp-(\w+)-\d+-[0-9a-f]+", work.name)
         assert host
     shutil.rmtree(f"/tmp/fastntk-name-{os.getpid()}")
-    return f".{name}.{kind}-{host[1]}-{gone.pid}-0123abcd"
+    return f".{name}.{kind}-{host[1]}-{process.pid}-0123abcd"
 
 
 def test_leftovers_of_killed_processes_are_swept_and_never_read(

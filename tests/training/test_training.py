@@ -83,22 +83,22 @@ def test_dropped_samples_leave_boundaries_and_order() -> None:
 def recorded(recipe: Recipe, *, count: int, keep: Tensor | None = None) -> tuple[list[list[int]], Tensor]:
     """Which batches a descent sees, and where it ends for gradients of one."""
     w = torch.zeros(2, requires_grad=True)
-    seen: list[list[int]] = []
+    batches: list[list[int]] = []
 
     def loss(batch: Tensor) -> tuple[Tensor, int]:
-        seen.append(batch.tolist())
+        batches.append(batch.tolist())
         return w.sum(), 0
 
     descend([w], loss, recipe, count=count, keep=keep)
-    return seen, w.detach()
+    return batches, w.detach()
 
 
 def test_an_empty_batch_is_skipped_but_the_schedule_counts_it() -> None:
     recipe = Recipe(epochs=1, batch_size=4, optimizer="sgd", momentum=0.0, lr=1.0, schedule="linear", weight_decay=0.0)
     keep = torch.ones(12, dtype=torch.bool)
     keep[list(epoch_batches(12, recipe, 0))[1]] = False
-    seen, w = recorded(recipe, count=12, keep=keep)
-    assert len(seen) == 2
+    batches, w = recorded(recipe, count=12, keep=keep)
+    assert len(batches) == 2
     assert w.tolist() == pytest.approx([-(1.0 + 1 / 3)] * 2)
 
 

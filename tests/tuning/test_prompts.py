@@ -71,8 +71,8 @@ def by_hand(plain: nn.Module, prompts: list[tuple[Tensor, Tensor]]) -> nn.Module
 
         def forward(x: Tensor, *_: Any, linears: Any = linears, prompt: Any = prompt, **__: Any) -> Any:
             q, k, v = linears[0](x).chunk(3, -1) if len(linears) == 2 else (layer(x) for layer in linears[:3])
-            made = linears[-1](attend(q, k, v, prompt))
-            return made if len(linears) == 2 else (made, None)
+            output = linears[-1](attend(q, k, v, prompt))
+            return output if len(linears) == 2 else (output, None)
 
         attention.forward = forward
     return plain
@@ -101,11 +101,11 @@ def test_prompted_attention_is_attention_written_out(build: Callable[[], nn.Modu
     plain.load_state_dict({**plain.state_dict(), **{n: model.get_parameter(n).detach() for n in head}})
     oracle = by_hand(plain, list(zip(leaves[::2], leaves[1::2])))
     x, u = torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
-    made, expected = logits(model, x), logits(oracle, x)
-    torch.testing.assert_close(made, expected)
-    found = torch.autograd.grad((made * u).sum(), [model.get_parameter(n) for n in names])
+    outputs, expected = logits(model, x), logits(oracle, x)
+    torch.testing.assert_close(outputs, expected)
+    gradients = torch.autograd.grad((outputs * u).sum(), [model.get_parameter(n) for n in names])
     wanted = torch.autograd.grad((expected * u).sum(), leaves)
-    for a, b in zip(found, wanted):
+    for a, b in zip(gradients, wanted):
         torch.testing.assert_close(a, b)
         assert b.abs().max() > 1e-6
 
@@ -125,15 +125,15 @@ def test_prompts_change_the_output_and_prompts_of_length_zero_do_not(build: Call
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_prompts_are_small_normal_numbers_drawn_from_the_seed(build: Callable[[], nn.Module]) -> None:
-    drawn = []
+    prompts = []
     for seed in (0, 0, 1):
-        torch.manual_seed(drawn.__len__())
+        torch.manual_seed(prompts.__len__())
         subset = fastntk.tune(build(), "prompts", prompt_length=40, seed=seed)
-        drawn.append(subset.get())
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-    assert drawn[0].std() == pytest.approx(0.02, rel=0.1)
-    assert abs(drawn[0].mean()) < 0.002
+        prompts.append(subset.get())
+    assert torch.equal(prompts[0], prompts[1])
+    assert not torch.equal(prompts[0], prompts[2])
+    assert prompts[0].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(prompts[0].mean()) < 0.002
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -237,8 +237,8 @@ def test_attention_without_the_fused_call_is_refused_and_leaves_no_mode_behind(
         with pytest.raises(InputError, match=advice):
             logits(model, torch.randn(1, 3, 32, 32))
     q = torch.randn(1, 2, 3, 4)
-    made = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    torch.testing.assert_close(made, torch.softmax(q @ q.transpose(2, 3) / 2, -1) @ q)
+    output = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    torch.testing.assert_close(output, torch.softmax(q @ q.transpose(2, 3) / 2, -1) @ q)
 
 
 def test_an_error_inside_a_block_leaves_no_mode_behind() -> None:
@@ -249,10 +249,10 @@ def test_an_error_inside_a_block_leaves_no_mode_behind() -> None:
     with pytest.raises(ZeroDivisionError):
         model(torch.randn(1, 3, 32, 32))
     q = torch.randn(1, HEADS, 3, WIDTH // HEADS)
-    made = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert made.shape == q.shape
+    output = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert output.shape == q.shape
     expected = torch.softmax(q @ q.transpose(2, 3) / (WIDTH / HEADS) ** 0.5, -1) @ q
-    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(output, expected)
     block.mlp.forward = plain
     assert logits(model, torch.randn(1, 3, 32, 32)).shape == (1, 4)
 

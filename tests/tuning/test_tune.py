@@ -153,7 +153,7 @@ def test_a_subset_moves_to_a_copy() -> None:
 
 
 class Timm(nn.Module):
-    """Answers get_classifier() like timm's models, against all conventions."""
+    """Has get_classifier() like timm's models, against all conventions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,8 +185,8 @@ def convention(name: str) -> nn.Module:
     ids=["timm", "classifier", "fc", "head", "heads", "last linear", "itself"],
 )
 def test_the_head_is_found(model: nn.Module, name: str) -> None:
-    found, layer = find_head(model)
-    assert found == name
+    prefix, layer = find_head(model)
+    assert prefix == name
     assert layer is model.get_submodule(name)
 
 

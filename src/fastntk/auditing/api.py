@@ -67,7 +67,7 @@ def audit(
     conditions = [parse(text) for text in ([require] if isinstance(require, str) else require)]
     shared = _check_subject(run, result, holdout)
     planned = _planned(reference, retrains)
-    check_possible(conditions, given=_given(planned, ensemble=ensemble, membership=membership, probes=probes))
+    check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=membership, probes=probes))
     if ensemble is not None:
         check_ensemble(run, size=ensemble, kind=ensemble_kind)
         check_offered(result.method, ensemble_kind)
@@ -136,7 +136,7 @@ def _planned(reference: Reference, retrains: int) -> int:
     return 1 if isinstance(reference, Unlearned) else len(reference)
 
 
-def _given(retrained: int, *, ensemble: int | None, membership: bool, probes: bool) -> set[str]:
+def _available(retrained: int, *, ensemble: int | None, membership: bool, probes: bool) -> set[str]:
     options = {
         "reference": retrained > 0,
         "other_seeds": retrained > 1,
@@ -144,7 +144,7 @@ def _given(retrained: int, *, ensemble: int | None, membership: bool, probes: bo
         "membership": membership,
         "probes": probes,
     }
-    return {name for name, there in options.items() if there}
+    return {name for name, wanted in options.items() if wanted}
 
 
 def _predictions(

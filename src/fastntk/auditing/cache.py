@@ -24,9 +24,9 @@ from fastntk.base.download import cache_folder as download_cache
 from fastntk.base.errors import InputError
 
 
-def cache_folder(given: str | Path | None = None) -> Path:
+def cache_folder(cache: str | Path | None = None) -> Path:
     """Where things are kept: the place given, the variable's, or the default."""
-    folder = download_cache() if given is None else Path(given).expanduser()
+    folder = download_cache() if cache is None else Path(cache).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"The cache {folder} is not a folder: give another with cache=... (--cache) or {CACHE_VARIABLE}.")
     return folder
@@ -34,9 +34,9 @@ def cache_folder(given: str | Path | None = None) -> Path:
 
 def cached(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a file, or made and written; and whether they were there."""
-    there = _read(path, names)
-    if there is not None:
-        return there, True
+    stored = _read(path, names)
+    if stored is not None:
+        return stored, True
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
     digests = {name: tensor_digest(value) for name, value in tensors.items()}
     write_file(path, safetensors.torch.save(tensors, metadata=digests), overwrite=True)

@@ -65,16 +65,16 @@ def probes(run: Run, models: Mapping[str, Predictions], on: EvaluationSets, *, s
         return Probes(own_head=own, linear_probe=None, note="no linear head was found, so there are no features to probe")
     before = copy.deepcopy(run.model)
     run.subset.on(before).set(run.anchor)
-    drawn, how = random_model(run.model, seed=seed)
+    untrained, origin = random_model(run.model, seed=seed)
     extra = {
         "pretrained": predict_sets(before, run.anchor, on, title="pre-trained"),
-        "random": predict_sets(drawn, run.anchor, on, title="random"),
+        "random": predict_sets(untrained, run.anchor, on, title="random"),
     }
     figures = {
         name: None if model.features is None else linear_probe(model.features, model.labels)
         for name, model in (extra | dict(models)).items()
     }
-    note = f"pretrained: the tuned part at its values before fine-tuning; random: {how}"
+    note = f"pretrained: the tuned part at its values before fine-tuning; random: {origin}"
     return Probes(own_head=own, linear_probe=LinearProbes(**figures), note=note)
 
 
@@ -85,15 +85,18 @@ def distances(run: Run, models: Mapping[str, Predictions], others: Mapping[int, 
     of_full = compare(full, retrain, full=full, anchor=run.anchor)
     if not others:
         return Distances(same_seed=same, full=of_full)
-    away = {str(key): compare(unlearned, other, full=full, anchor=run.anchor) for key, other in others.items()}
+    by_seed = {str(key): compare(unlearned, other, full=full, anchor=run.anchor) for key, other in others.items()}
     every = {seed: retrain} | dict(others)
-    pairs = {f"{one}-{two}": compare(every[two], every[one], full=full, anchor=run.anchor) for one, two in combinations(every, 2)}
+    pairs = {
+        f"{first}-{second}": compare(every[second], every[first], full=full, anchor=run.anchor)
+        for first, second in combinations(every, 2)
+    }
     return Distances(
         same_seed=same,
         full=of_full,
-        other_seeds=mean_of(list(away.values())),
+        other_seeds=mean_of(list(by_seed.values())),
         retrain_spread=mean_of(list(pairs.values())),
-        by_seed={str(seed): same} | away,
+        by_seed={str(seed): same} | by_seed,
         retrain_pairs=pairs,
     )
 

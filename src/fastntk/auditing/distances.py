@@ -30,18 +30,18 @@ def jensen_shannon(p: Tensor, q: Tensor) -> float:
     """Mean Jensen–Shannon divergence, in nats, of two sets of class probabilities (n, C)."""
     if p.shape != q.shape or p.dim() != 2 or len(p) == 0:
         raise InputError(f"jensen_shannon compares two (n, C) sets of probabilities; got {tuple(p.shape)} and {tuple(q.shape)}.")
-    one, two = p.double(), q.double()
-    middle = (one + two) / 2
+    first, second = p.double(), q.double()
+    middle = (first + second) / 2
     # x log x at 0 is 0, which xlogy knows; where the middle is 0, both are.
-    terms = torch.xlogy(one, one / middle.clamp_min(1e-300)) + torch.xlogy(two, two / middle.clamp_min(1e-300))
+    terms = torch.xlogy(first, first / middle.clamp_min(1e-300)) + torch.xlogy(second, second / middle.clamp_min(1e-300))
     return float((0.5 * terms.sum(1)).mean().clamp_min(0.0))
 
 
-def agreement(one: Tensor, two: Tensor) -> float:
+def agreement(first: Tensor, second: Tensor) -> float:
     """Share of samples on which two sets of scores (n, C) have their largest at the same class."""
-    if one.shape != two.shape or one.dim() != 2 or len(one) == 0:
-        raise InputError(f"agreement compares two (n, C) sets of scores; got {tuple(one.shape)} and {tuple(two.shape)}.")
-    return float((one.argmax(1) == two.argmax(1)).double().mean())
+    if first.shape != second.shape or first.dim() != 2 or len(first) == 0:
+        raise InputError(f"agreement compares two (n, C) sets of scores; got {tuple(first.shape)} and {tuple(second.shape)}.")
+    return float((first.argmax(1) == second.argmax(1)).double().mean())
 
 
 def weight_distance(vector: Tensor, reference: Tensor, anchor: Tensor) -> float | None:
@@ -59,15 +59,15 @@ def tug_of_war(accuracies: Mapping[str, float], reference: Mapping[str, float]) 
     return product
 
 
-def compare(one: Predictions, reference: Predictions, *, full: Predictions, anchor: Tensor) -> Distance:
+def compare(candidate: Predictions, reference: Predictions, *, full: Predictions, anchor: Tensor) -> Distance:
     """Every distance of one model to a Retrain; a figure is None where outputs are not numbers."""
     return Distance(
-        total_variation=_places(one, reference, _of_probabilities(total_variation)),
-        jensen_shannon=_places(one, reference, _of_probabilities(jensen_shannon)),
-        agreement=_places(one, reference, agreement),
-        weights=finite(weight_distance(one.vector, reference.vector, anchor)),
-        recovered=finite(recovered(*(mean_loss(model.forget, model.labels["forget"]) for model in (one, full, reference)))),
-        tug_of_war=tug_of_war(asdict(accuracies(one)), asdict(accuracies(reference))),
+        total_variation=_places(candidate, reference, _of_probabilities(total_variation)),
+        jensen_shannon=_places(candidate, reference, _of_probabilities(jensen_shannon)),
+        agreement=_places(candidate, reference, agreement),
+        weights=finite(weight_distance(candidate.vector, reference.vector, anchor)),
+        recovered=finite(recovered(*(mean_loss(model.forget, model.labels["forget"]) for model in (candidate, full, reference)))),
+        tug_of_war=tug_of_war(asdict(accuracies(candidate)), asdict(accuracies(reference))),
     )
 
 
@@ -107,17 +107,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
 
 
-def _places(one: Predictions, two: Predictions, distance: Callable[[Tensor, Tensor], float | None]) -> Places:
+def _places(first: Predictions, second: Predictions, distance: Callable[[Tensor, Tensor], float | None]) -> Places:
     """A distance on the sets of ``SETS``."""
-    return Places(**{name: distance(getattr(one, name), getattr(two, name)) for name in SETS})
+    return Places(**{name: distance(getattr(first, name), getattr(second, name)) for name in SETS})
 
 
 def _of_probabilities(distance: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Tensor], float | None]:
     """A distance of probabilities, taken of logits (n, C); None where these are not numbers."""
 
-    def taken(one: Tensor, two: Tensor) -> float | None:
-        if not (torch.isfinite(one).all() and torch.isfinite(two).all()):
+    def of_logits(first: Tensor, second: Tensor) -> float | None:
+        if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
             return None
-        return distance(one.double().softmax(1), two.double().softmax(1))
+        return distance(first.double().softmax(1), second.double().softmax(1))
 
-    return taken
+    return of_logits

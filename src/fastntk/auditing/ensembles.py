@@ -103,14 +103,14 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     seeds = tuple(recipe.seed + 1 + step for step in range(size))
     folder = cache_folder(cache) / "ensembles" / json_digest(_origin(run, result, kind))
     maker = (_Real if kind == "real" else _Tangent)(run, result, recipe)
-    wish = json_digest(_wish(result))[:16]
+    key = json_digest(_method_key(result))[:16]
     rows: dict[str, list[Tensor]] = {"full": [], "unlearned": [], "retrain": []}
     reused = 0
     for seed in track(seeds, f"ensemble ({kind})"):
-        base, there = cached(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
+        base, base_reused = cached(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
         make: Callable[[], dict[str, Tensor]] = lambda s=seed, b=base: {"unlearned": maker.unlearned(s, b["full"])}  # type: ignore[misc]
-        last, also = cached(folder / f"unlearned-{wish}-{seed}.safetensors", make, names=("unlearned",))
-        reused += there + also
+        last, unlearned_reused = cached(folder / f"unlearned-{key}-{seed}.safetensors", make, names=("unlearned",))
+        reused += base_reused + unlearned_reused
         for name, vector in (base | last).items():
             rows[name].append(vector)
     vectors = {name: torch.stack(parts).to(run.anchor) for name, parts in rows.items()}
@@ -174,7 +174,7 @@ def _origin(run: Run, result: Unlearned, kind: str) -> dict[str, Any]:
     }
 
 
-def _wish(result: Unlearned) -> dict[str, Any]:
+def _method_key(result: Unlearned) -> dict[str, Any]:
     """What decides the unlearned models besides Full and the seed."""
     return {"method": result.method, "options": _options(result), "delta": tensor_digest(_delta(result))}
 
@@ -245,9 +245,9 @@ class _Tangent:
     def _prepared(self) -> tuple[Any, Tensor, Tensor]:
         """The model of the path, the anchor, and where the replay of everything ends with the run's own seed."""
         if self._own is None:
-            given = self.result.linearisation
-            usable = given is not None and given.at == "trained" and given.place != "stream"
-            lin = given if usable and given is not None else linearise_run(self.run)
+            shared = self.result.linearisation
+            usable = shared is not None and shared.at == "trained" and shared.place != "stream"
+            lin = shared if usable and shared is not None else linearise_run(self.run)
             chosen = choose_path(lin, self.run.data.labels, self.recipe)
             self._own = (chosen.model, lin.anchor, chosen.end)
         return self._own

@@ -33,11 +33,11 @@ def bins_for(size: int) -> int:
 
 def klom(unlearned: Any, retrained: Any, *, bins: int | None = None) -> Array:
     """KLoM of each sample (n,), from margins (K, n) of both ensembles."""
-    one, two = (np.clip(part, -CLIP, CLIP) for part in checked_pair(unlearned, retrained))
-    count = bins_for(len(one)) if bins is None else bins
-    low = np.minimum(one.min(0), two.min(0))
-    width = np.maximum(np.maximum(one.max(0), two.max(0)) - low, 1e-12) / count
-    p, q = (_shares(part, low, width, count) for part in (one, two))
+    ours, theirs = (np.clip(part, -CLIP, CLIP) for part in checked_pair(unlearned, retrained))
+    count = bins_for(len(ours)) if bins is None else bins
+    low = np.minimum(ours.min(0), theirs.min(0))
+    width = np.maximum(np.maximum(ours.max(0), theirs.max(0)) - low, 1e-12) / count
+    p, q = (_shares(part, low, width, count) for part in (ours, theirs))
     return np.asarray((p * np.log(p / q)).sum(0))
 
 

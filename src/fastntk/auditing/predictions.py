@@ -116,9 +116,9 @@ def _predicted(model: nn.Module, vector: Tensor, sets: Mapping[str, Samples], *,
 @torch.no_grad()
 def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = True) -> tuple[Tensor, Tensor | None]:
     """Eval-mode logits (n, C) and, where the model ends in a linear head, its inputs (n, H)."""
-    seen: list[Tensor] = []
+    parts: list[Tensor] = []
     head = _head(model) if features else None
-    hook = None if head is None else head.register_forward_pre_hook(lambda _, given: seen.append(_flat(given[0])))
+    hook = None if head is None else head.register_forward_pre_hook(lambda _, arguments: parts.append(_flat(arguments[0])))
     try:
         with eval_mode(model):
             batches = fast_layout(model, inputs).split(BATCH)
@@ -126,7 +126,7 @@ def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = Tr
     finally:
         if hook is not None:
             hook.remove()
-    inner = torch.cat(seen) if seen and sum(len(part) for part in seen) == len(outputs) else None
+    inner = torch.cat(parts) if parts and sum(len(part) for part in parts) == len(outputs) else None
     return outputs, inner
 
 

@@ -82,17 +82,17 @@ def _explained(message: str, value: Any) -> str:
     expected = re.sub(r", got `.*`$", "", what.removeprefix("Expected "))
     for code, words in _WORDS.items():
         expected = expected.replace(code, words)
-    return f"{place}: expected {expected}, found {_shown(value, place)}"
+    return f"{place}: expected {expected}, found {_text_at(value, place)}"
 
 
-def _shown(value: Any, place: str) -> str:
+def _text_at(value: Any, place: str) -> str:
     """The value at a place, cut short; a mapping's ``[...]`` stands for a key that the parser does not tell."""
     for step in _STEP.finditer(place):
         if step["index"] == "...":
             return "something else"
         value = value[step["name"]] if step["name"] else value[int(step["index"])]
-    shown = repr(value)
-    return shown if len(shown) < 60 else shown[:57] + "…"
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "…"
 
 
 def _allowed(place: str) -> str:

@@ -82,7 +82,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSummary:
-    """What was asked: how many samples to ``forget`` and to ``retain``, classes that go entirely, a digest of the ids."""
+    """The request: how many samples to ``forget`` and to ``retain``, classes that go entirely, a digest of the ids."""
 
     forget: Count
     retain: Count
@@ -188,7 +188,7 @@ class AuditRecord(Measurements):
     """Written by `fastntk audit` and returned by fastntk.audit. Fractions are 0…1; what was not computed is absent or null.
 
     ``schema``, ``created``, ``fastntk``, ``environment``: the format, the time (ISO 8601), the release and what it ran on.
-    ``subject``, ``request``, ``details``: the model, what was asked, and what the method said of itself. ``reference``: the
+    ``subject``, ``request``, ``details``: the model, the request, and what the method said of itself. ``reference``: the
     Retrains. ``accuracy`` … ``cost``: figures, explained by ``definitions`` and in docs/metrics.md. ``verdict``,
     ``requirements``: the judgement. ``limits``: what the record does not show.
     """

@@ -30,27 +30,27 @@ def references(run: Run, result: Unlearned, reference: Reference, *, retrains: i
         return []
     if isinstance(reference, str):
         return _retrained(run, result, reference, retrains=retrains)
-    given = [reference] if isinstance(reference, Unlearned) else list(reference)
-    for item in given:
+    results = [reference] if isinstance(reference, Unlearned) else list(reference)
+    for item in results:
         _check_reference(run, result, item)
-    if not given:
+    if not results:
         raise InputError("reference is an empty list: give None, 'retrain', or results of unlearn(..., method='retrain').")
     own = None if run.recipe is None else run.recipe.seed
-    first = given[0].details.get("seed")
+    first = results[0].details.get("seed")
     if first != own:
         raise InputError(
             f"The (first) reference must be a Retrain with the run's own seed {own}, so that only the data differs; it has seed "
             f"{first}. Make it with unlearn(run, ..., method='retrain'), or give reference='retrain'."
         )
-    seeds = [item.details.get("seed") for item in given]
+    seeds = [item.details.get("seed") for item in results]
     if len(set(seeds)) != len(seeds):
         raise InputError(f"The references must have different seeds; got {seeds}.")
-    return given
+    return results
 
 
-def _retrained(run: Run, result: Unlearned, word: str, *, retrains: int) -> list[Unlearned]:
-    if word != "retrain":
-        raise InputError(f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {word!r}.")
+def _retrained(run: Run, result: Unlearned, kind: str, *, retrains: int) -> list[Unlearned]:
+    if kind != "retrain":
+        raise InputError(f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {kind!r}.")
     if run.recipe is None:
         raise InputError(
             "reference='retrain' repeats the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
@@ -112,8 +112,8 @@ def check_holdout(run: Run, holdout: Samples) -> int:
             f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it with classes=run.data.classes, which "
             "matches labels by name."
         )
-    seen = set(_content(run.data))
-    shared = sum(digest in seen for digest in _content(holdout))
+    training = set(_content(run.data))
+    shared = sum(digest in training for digest in _content(holdout))
     if shared > max(1, MOST_SHARED * min(len(holdout), len(run.data))):
         raise InputError(
             f"{shared} of {len(holdout)} hold-out samples are training samples of this run: give samples it never saw."

@@ -77,8 +77,8 @@ def parse(text: str) -> Condition:
     return Condition(text, figure, match["op"], float(match["by"] or 0), reference, change)
 
 
-def check_possible(conditions: Sequence[Condition], *, given: Collection[str]) -> None:
-    """Refuse, before any work, what this audit will not compute; ``given`` are the needs it meets."""
+def check_possible(conditions: Sequence[Condition], *, available: Collection[str]) -> None:
+    """Refuse, before any work, what this audit will not compute; ``available`` are the needs it meets."""
     advice = {
         "reference": "needs a Retrain: give reference='retrain' (--reference retrain)",
         "other_seeds": "needs Retrains of several seeds: give reference='retrain' with retrains ≥ 1 (--retrains 1)",
@@ -88,7 +88,7 @@ def check_possible(conditions: Sequence[Condition], *, given: Collection[str]) -
     }
     for condition in conditions:
         for need in condition.needs:
-            if need not in given:
+            if need not in available:
                 raise InputError(f"Requirement {condition.text!r} {advice[need]}.")
 
 

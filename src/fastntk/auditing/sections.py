@@ -49,7 +49,7 @@ def subject(result: Unlearned, *, holdout: int, classes: tuple[str, ...], data_d
 
 
 def request(result: Unlearned, forgotten: Samples) -> RequestSummary:
-    """What was asked, without naming anybody."""
+    """The request, without naming anybody."""
     classes = class_names(result.run.data, classes=0)
     return RequestSummary(
         forget=len(result.split.forget),
@@ -72,8 +72,8 @@ def accuracies(models: Mapping[str, Predictions], whole: tuple[int, ...]) -> Acc
         for where in SETS
     }
     labels = next(iter(models.values())).labels["holdout"]
-    gone = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
-    for key, mask in (("holdout_forgotten_classes", gone), ("holdout_kept_classes", ~gone)):
+    forgotten = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
+    for key, mask in (("holdout_forgotten_classes", forgotten), ("holdout_kept_classes", ~forgotten)):
         if whole and bool(mask.any()):
             shares[key] = Fractions(**{name: accuracy(model.holdout[mask], labels[mask]) for name, model in models.items()})
     return Accuracies(**shares)

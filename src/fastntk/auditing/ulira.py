@@ -44,35 +44,35 @@ def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
 def u_lira(unlearned: Any, retrained: Any) -> Attack:
     """The test on φ of K models each, (K, n) and (K, n)."""
-    one, two = checked_pair(unlearned, retrained)
-    scale = float(np.concatenate([one, two]).std())
+    ours, theirs = checked_pair(unlearned, retrained)
+    scale = float(np.concatenate([ours, theirs]).std())
     floor = FLOOR * scale if scale > 0 else 1.0
-    pairs = list(_scored(one, two, floor))
+    pairs = list(_scored(ours, theirs, floor))
     curves = [on_grid(*pair) for pair in pairs]
     return Attack(
-        auc=_area(one, two, floor),
-        auc_standard_error=_jackknife(one, two, floor),
+        auc=_area(ours, theirs, floor),
+        auc_standard_error=_jackknife(ours, theirs, floor),
         tpr_at_1pct_fpr=float(np.mean([tpr_at(*pair) for pair in pairs])),
         roc=_mean_curve(curves),
     )
 
 
-def _scored(one: Array, two: Array, floor: float) -> Iterator[tuple[Array, Array]]:
+def _scored(unlearned: Array, retrained: Array, floor: float) -> Iterator[tuple[Array, Array]]:
     """Scores (n,) of the k-th model of either side by fits without both, for every k."""
-    for k in range(len(one)):
-        rest = np.arange(len(one)) != k
-        fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for part in (one, two)]
-        yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (one[k], two[k]))  # type: ignore[misc]
+    for k in range(len(unlearned)):
+        rest = np.arange(len(unlearned)) != k
+        fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for part in (unlearned, retrained)]
+        yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (unlearned[k], retrained[k]))  # type: ignore[misc]
 
 
-def _area(one: Array, two: Array, floor: float) -> float:
-    return float(np.mean([auc(*pair) for pair in _scored(one, two, floor)]))
+def _area(unlearned: Array, retrained: Array, floor: float) -> float:
+    return float(np.mean([auc(*pair) for pair in _scored(unlearned, retrained, floor)]))
 
 
-def _jackknife(one: Array, two: Array, floor: float) -> float:
+def _jackknife(unlearned: Array, retrained: Array, floor: float) -> float:
     """Standard error of the area: √[(g − 1)/g Σ (A₋ᵢ − mean)²], A₋ᵢ without the i-th of g groups of pairs."""
-    groups = np.array_split(np.arange(len(one)), min(len(one), GROUPS))
-    areas = np.array([_area(np.delete(one, group, 0), np.delete(two, group, 0), floor) for group in groups])
+    groups = np.array_split(np.arange(len(unlearned)), min(len(unlearned), GROUPS))
+    areas = np.array([_area(np.delete(unlearned, group, 0), np.delete(retrained, group, 0), floor) for group in groups])
     return math.sqrt((len(groups) - 1) / len(groups) * float(((areas - areas.mean()) ** 2).sum()))
 
 
@@ -109,9 +109,9 @@ def _log_normal(x: Array, mean: Array, std: Array) -> Array:
     return np.asarray(-0.5 * ((x - mean) / std) ** 2 - np.log(std))
 
 
-def checked_pair(one: Any, two: Any) -> tuple[Array, Array]:
+def checked_pair(unlearned: Any, retrained: Any) -> tuple[Array, Array]:
     """Two ensembles' values as (K, n) arrays; refused where they do not fit each other or are not numbers."""
-    first, second = (np.asarray(part, dtype=np.float64) for part in (one, two))
+    first, second = (np.asarray(part, dtype=np.float64) for part in (unlearned, retrained))
     if first.shape != second.shape or first.ndim != 2 or len(first) < LEAST or first.shape[1] == 0:
         raise InputError(
             f"Two ensembles of the same size, at least {LEAST} models, on the same samples are compared, (K, n) each; got "

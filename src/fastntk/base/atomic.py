@@ -54,7 +54,7 @@ def check_output(target: Path, *, overwrite: bool = False, replaceable: Callable
         raise InputError(f"{target} cannot be made: {nearest} is not a folder.")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"{target} cannot be made: no permission to write in {nearest}.")
-    # The answer above is not the last word (root's rights, special file systems): minutes of work are worth one try.
+    # The check above is not the last word (root's rights, special file systems): minutes of work are worth one try.
     probe = _sibling(nearest / target.name, "tmp")
     try:
         probe.mkdir()
@@ -107,7 +107,7 @@ def write_file(target: Path, content: bytes, *, overwrite: bool = False) -> Path
 
 
 def recover(target: Path) -> None:
-    """Sweep what killed processes of this machine left beside ``target``; put back a folder that stepped aside."""
+    """Sweep what killed processes of this machine left beside ``target``; put back a folder that was set aside."""
     target = _absolute(target)
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
         return

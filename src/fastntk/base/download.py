@@ -97,13 +97,13 @@ def _fetch(url: str, *, target: Path) -> Iterator[bytes]:
 def _check(file: Path, *, url: str, sha256: str | None, md5: str | None, name: Path) -> None:
     record = name.with_name(name.name + ".sha256.json")
     if sha256 is None and md5 is None and not record.exists():
-        found = file_digest(file)
-        entry = {"url": url, "sha256": found, "bytes": file.stat().st_size, "known_from": "first download"}
+        digest = file_digest(file)
+        entry = {"url": url, "sha256": digest, "bytes": file.stat().st_size, "known_from": "first download"}
         _write_record(record, entry)
         logger.warning(
             "no hash is published for %s: recorded the SHA-256 of this copy, %s, in %s; later copies must match",
             url,
-            found,
+            digest,
             record,
         )
         return
@@ -112,10 +112,10 @@ def _check(file: Path, *, url: str, sha256: str | None, md5: str | None, name: P
     for algorithm, expected in (("sha256", sha256), ("md5", md5)):
         if expected is None:
             continue
-        found = file_digest(file, algorithm=algorithm)
-        if found != expected.lower():
+        digest = file_digest(file, algorithm=algorithm)
+        if digest != expected.lower():
             raise InputError(
-                f"{name} from {url} has {algorithm} {found}, expected {expected}: it is damaged or not the file that "
+                f"{name} from {url} has {algorithm} {digest}, expected {expected}: it is damaged or not the file that "
                 f"was published, and is not used. Delete {name} if it exists"
                 + (f" (and {record} if the publisher really changed the file)" if record.exists() else "")
                 + " and download it again"

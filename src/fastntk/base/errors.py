@@ -1,4 +1,4 @@
-"""The errors a user can cause, and the one thing they share: the command line answers them with exit code 2.
+"""The errors a user can cause, and the one thing they share: on the command line they end with exit code 2.
 
 A message says what was expected, what came, and what to do. Anything else that escapes is our fault.
 """
@@ -22,6 +22,6 @@ class DivergedError(InputError):
 
 def listing(items: Iterable[object], *, most: int = 8) -> str:
     """Join the first few items for an error message and count the rest: ``a, b, c (+5 more)``."""
-    shown = [str(item) for item in items]
-    more = f" (+{len(shown) - most} more)" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
+    texts = [str(item) for item in items]
+    more = f" (+{len(texts) - most} more)" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more

@@ -18,13 +18,13 @@ SHARE = 0.7
 """Of the memory available, what work may take where no budget is given; the rest is for the network and other processes."""
 
 
-def memory_budget(given: int | None) -> int:
+def memory_budget(budget: int | None) -> int:
     """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
-    if given is None:
+    if budget is None:
         return int(SHARE * available_memory())
-    if isinstance(given, bool) or not given > 0:
-        raise InputError(f"memory_budget is a number of bytes above 0, got {given!r}.")
-    return int(given)
+    if isinstance(budget, bool) or not budget > 0:
+        raise InputError(f"memory_budget is a number of bytes above 0, got {budget!r}.")
+    return int(budget)
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

@@ -152,8 +152,8 @@ def _announce(
     if size is not None:
         facts["ensemble"] = f"{size} Fulls, unlearned models and Retrains each ({kind}), kept in {cache_folder(cache)}"
         facts[""] = "they saw the data to be forgotten: delete that folder when the audits are done"
-    listed = ", ".join(f"{name} {duration(seconds)}" for name, seconds in stages.items())
-    facts["estimate"] = f"{duration(sum(stages.values()))} ({listed})"
+    costs = ", ".join(f"{name} {duration(seconds)}" for name, seconds in stages.items())
+    facts["estimate"] = f"{duration(sum(stages.values()))} ({costs})"
     output.say("Audit")
     output.facts(facts)
 
@@ -170,10 +170,10 @@ def _tell(output: Output, record: AuditRecord) -> None:
         spread = value_of(record, figure, "spread")
         if values[1] is None:
             continue
-        shown = [_shown(value, points=figure.points, unit=figure.unit) for value in values]
+        texts = [_figure_text(value, points=figure.points, unit=figure.unit) for value in values]
         if spread is not None:
-            shown[2] = f"spread {_shown(spread, points=figure.points, unit=figure.unit)}"
-        rows.append([figure.title, *shown, figure.better])
+            texts[2] = f"spread {_figure_text(spread, points=figure.points, unit=figure.unit)}"
+        rows.append([figure.title, *texts, figure.better])
     output.table(["figure", "Full", "unlearned", "Retrain", "better"], rows)
     output.say(f"Verdict: {record.verdict.level}")
     for sentence in (*record.verdict.text, *(f"because {reason}" for reason in record.verdict.reasons)):
@@ -184,7 +184,7 @@ def _tell(output: Output, record: AuditRecord) -> None:
         output.say(f"  {'met' if item.passed else 'NOT MET'}: {item.text} ({sides}{note})")
 
 
-def _shown(value: float | None, *, points: bool, unit: str) -> str:
+def _figure_text(value: float | None, *, points: bool, unit: str) -> str:
     if value is None:
         return "—"
     if value == float("inf"):

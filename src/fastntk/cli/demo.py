@@ -36,7 +36,7 @@ DIGIT, IMAGES = 0, 20
 TANGENT = ("fast-ntk", "tangent-replay")
 METHODS = ("full", "retrain", *TANGENT, "max-loss", "random-label")
 METHODS_SINGLE = ("full", "retrain", *TANGENT)
-KEPT = "tangent-replay"
+REPORTED = "tangent-replay"
 RESULTS = ("result", "result-images")
 
 
@@ -89,7 +89,7 @@ def demo(
         )
     output.say("retrain is the reference; fast-ntk and tangent-replay include the rows, made once for both requests.")
     for request, page in zip(requests, reports):
-        output.say(f"{request['title']}, {KEPT}: {request['verdict']}. Report: {page}")
+        output.say(f"{request['title']}, {REPORTED}: {request['verdict']}. Report: {page}")
     output.finish(
         record, wrote=f"{out} (run/, {', '.join(f'{name}/' for name in RESULTS)} and {RECORD})", then=f"open {reports[0]}"
     )
@@ -119,14 +119,14 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
     from fastntk.unlearning import unlearn
 
     images = single_images(run)
-    asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    requests: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         (f"Forget the digit {DIGIT}", {"classes": [DIGIT]}, METHODS),
         (f"Forget {len(images)} single images", {"ids": images}, METHODS_SINGLE),
     ]
     linearisation = linearise_run(run)
     output.say(f"Jacobian rows of {len(run.data)} images in {duration(linearisation.seconds)}")
-    made = []
-    for name, (title, request, methods) in zip(RESULTS, asked):
+    entries = []
+    for name, (title, request, methods) in zip(RESULTS, requests):
         results, rows = {}, []
         for method in methods:
             tangent = method in TANGENT
@@ -134,8 +134,8 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
             seconds = results[method].seconds + (linearisation.seconds if tangent else 0.0)
             rows.append(forget_row(results[method], holdout) | {"seconds": seconds})
         verdict = evidence_step(results, holdout, folder=folder / name)
-        made.append({"title": title, "forget": len(results[KEPT].forgotten), "rows": rows, "verdict": verdict})
-    return made
+        entries.append({"title": title, "forget": len(results[REPORTED].forgotten), "rows": rows, "verdict": verdict})
+    return entries
 
 
 def evidence_step(results: dict[str, Unlearned], holdout: Samples, *, folder: Path) -> str:
@@ -145,10 +145,10 @@ def evidence_step(results: dict[str, Unlearned], holdout: Samples, *, folder: Pa
     from fastntk.storage.results import save_result
     from fastntk.unlearning import unlearn
 
-    kept, retrain = results[KEPT], results["retrain"]
-    save_result(kept, folder)
-    other = unlearn(kept.run, ids=kept.forgotten.ids, method="retrain", seed=retrain.details["seed"] + 1)
-    record = audit(kept.run, kept, holdout=holdout, reference=[retrain, other])
+    result, retrain = results[REPORTED], results["retrain"]
+    save_result(result, folder)
+    other = unlearn(result.run, ids=result.forgotten.ids, method="retrain", seed=retrain.details["seed"] + 1)
+    record = audit(result.run, result, holdout=holdout, reference=[retrain, other])
     (folder / AUDIT).write_text(jsonlib.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8")
     write_report(record, folder / REPORT)
     return str(record["verdict"]["level"])
@@ -166,10 +166,10 @@ def forget_row(result: Unlearned, holdout: Samples) -> dict[str, Any]:
     from fastntk.training.network import accuracy_on, predict
 
     sets = {"retain": result.retained, "forget": result.forgotten, "holdout": holdout}
-    made = {name: accuracy_on(result.model, samples) for name, samples in sets.items()}
+    accuracies = {name: accuracy_on(result.model, samples) for name, samples in sets.items()}
     outputs = predict(result.model, result.forgotten.inputs)
     loss = float(cross_entropy(outputs.double(), result.forgotten.labels))
-    return {"method": result.method, **made, "forget_loss": loss}
+    return {"method": result.method, **accuracies, "forget_loss": loss}
 
 
 def single_images(run: Run) -> list[str]:

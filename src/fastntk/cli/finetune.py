@@ -102,7 +102,7 @@ def finetune(
     record = summary(run, name=model, out=out)
     seconds, accuracy = record["seconds"], record["accuracy"]
     if accuracy is not None:
-        output.say(f"Fine-tuned in {duration(seconds)}: {percent(accuracy)} of the samples right in the last epoch.")
+        output.say(f"Fine-tuned in {duration(seconds)}: accuracy {percent(accuracy)} in the last epoch.")
     output.finish(record, wrote=str(out), then=f"fastntk plan {out} --classes 0")
 
 

@@ -66,7 +66,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
     if manifest["kind"] == "result":
         facts |= _result_facts(manifest["extra"])
     if history:
-        facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, {percent(history[-1]['accuracy'])} right"
+        facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, accuracy {percent(history[-1]['accuracy'])}"
     return facts
 
 

@@ -58,20 +58,20 @@ def pretrain(
         spec = input_spec(build_model(model, num_classes=2))
         samples = load_source(data, spec=spec, images_per_class=images_per_class)
         _announce(output, model, data=data, samples=samples, epochs=epochs, lr=lr, batch_size=batch_size)
-        made = train(model, samples, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, out=out)
-    last = made.history[-1]
-    output.say(f"Trained: {percent(last.accuracy)} of the augmented images right in the last epoch.")
+        trained = train(model, samples, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, out=out)
+    last = trained.history[-1]
+    output.say(f"Trained: accuracy {percent(last.accuracy)} on the augmented images in the last epoch.")
     record = {
         "command": "pretrain",
-        "out": str(made.path),
-        "sha256": made.sha256,
+        "out": str(trained.path),
+        "sha256": trained.sha256,
         "model": model,
         "samples": len(samples),
         "classes": samples.num_classes,
-        "history": [dataclasses.asdict(epoch) for epoch in made.history],
+        "history": [dataclasses.asdict(epoch) for epoch in trained.history],
     }
     then = f"fastntk finetune {model} --weights {out} --data digits --out RUN"
-    output.finish(record, wrote=f"{out} (SHA-256 {made.sha256[:16]}…)", then=then)
+    output.finish(record, wrote=f"{out} (SHA-256 {trained.sha256[:16]}…)", then=then)
 
 
 def _announce(output: Output, name: str, *, data: str, samples: Samples, epochs: int, lr: float, batch_size: int) -> None:

@@ -99,16 +99,16 @@ def _announce(output: Output, cells: tuple[Cell, ...], steps: list[Step]) -> lis
     """Print a row a cell: what is missing and about how long it takes."""
     rows: list[dict[str, object]] = []
     for cell in cells:
-        mine = [step for step in steps if step.setting.name == cell.setting.name]
+        cell_steps = [step for step in steps if step.setting.name == cell.setting.name]
         rows.append(
             {
                 "model": cell.model,
                 "setting": cell.setting.name,
                 "stand_in": cell.stand_in,
                 "seeds": len(cell.setting.seeds),
-                "trainings": sum(step.kind in ("fit", "retrain") for step in mine),
-                "records": sum(step.kind == "record" for step in mine),
-                "seconds": sum(step.seconds for step in mine),
+                "trainings": sum(step.kind in ("fit", "retrain") for step in cell_steps),
+                "records": sum(step.kind == "record" for step in cell_steps),
+                "seconds": sum(step.seconds for step in cell_steps),
             }
         )
     columns = ("setting", "model", "seeds", "trainings", "records", "about")

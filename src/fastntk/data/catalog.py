@@ -72,16 +72,16 @@ def select(
         raise InputError("give only_classes or the classes to align with, not both")
     if classes is not None:
         names = tuple(classes)
-        kept: Sequence[int | None] = aligned(catalog, names)
+        source_labels: Sequence[int | None] = aligned(catalog, names)
     else:
-        kept = chosen(catalog, only_classes)
-        names = tuple(catalog.names[label] for label in kept if label is not None)
+        source_labels = chosen(catalog, only_classes)
+        names = tuple(catalog.names[label] for label in source_labels if label is not None)
     if images_per_class is not None and images_per_class < 1:
         raise InputError(f"images_per_class must be at least 1, not {images_per_class}")
     rows: list[npt.NDArray[np.int64]] = []
-    for label in kept:
-        found = np.flatnonzero(catalog.labels == label) if label is not None else np.empty(0, np.int64)
-        rows.append(found if images_per_class is None else found[:images_per_class])
+    for label in source_labels:
+        positions = np.flatnonzero(catalog.labels == label) if label is not None else np.empty(0, np.int64)
+        rows.append(positions if images_per_class is None else positions[:images_per_class])
     _refuse_short(catalog.origin, dict(zip(names, map(len, rows))), images_per_class)
     new_labels = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     order = np.argsort(np.concatenate(rows), kind="stable")
@@ -105,12 +105,12 @@ def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | Non
         if not 1 <= only_classes <= len(names):
             raise InputError(f"{catalog.origin} has {len(names)} classes: choose 1 to {len(names)}, not {only_classes}")
         return list(range(only_classes))
-    kept = [_label(item, names) for item in only_classes]
-    unknown = [item for item, label in zip(only_classes, kept) if label is None]
-    if unknown or not kept:
+    matches = [_label(item, names) for item in only_classes]
+    unknown = [item for item, label in zip(only_classes, matches) if label is None]
+    if unknown or not matches:
         what = f"no class {listing(map(repr, unknown))}" if unknown else "classes to choose from, but none was asked for"
         raise InputError(f"{catalog.origin} has {what}; its classes are {listing(names, most=20)}")
-    labels = [label for label in kept if label is not None]
+    labels = [label for label in matches if label is not None]
     twice = sorted({names[label] for label in labels if labels.count(label) > 1})
     if twice:
         raise InputError(f"classes chosen more than once: {listing(twice)}")
@@ -123,10 +123,10 @@ def aligned(catalog: Catalog, classes: tuple[str, ...]) -> list[int | None]:
     Where the source has no names, its labels are compared with names that are numbers; one without images is None.
     """
     if catalog.classes is None:
-        strange = [name for name in classes if not name.isdecimal()]
-        if strange:
+        unnumbered = [name for name in classes if not name.isdecimal()]
+        if unnumbered:
             raise InputError(
-                f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(strange)}; "
+                f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(unnumbered)}; "
                 "add them (an array `classes` in an .npz)"
             )
         return [_label(name, catalog.names) for name in classes]

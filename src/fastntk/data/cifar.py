@@ -80,29 +80,29 @@ def read_members(path: Path, layout: Layout, names: tuple[str, ...]) -> dict[str
     """Return the named files from a folder or a .tar.gz; all of them must be there."""
     if path.is_dir():
         folder = path / layout.folder if (path / layout.folder).is_dir() else path
-        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+        contents = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
     elif path.is_file():
-        found = _tar_members(path, {f"{layout.folder}/{name}": name for name in names})
+        contents = _tar_members(path, {f"{layout.folder}/{name}": name for name in names})
     else:
         raise InputError(f"no file or folder {path}; give the extracted {layout.folder} or the archive from {layout.url}")
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in contents]
     if missing:
         raise InputError(f"{path} lacks {listing(missing)} of {layout.folder}; get {layout.url} again")
-    return found
+    return contents
 
 
 def _tar_members(path: Path, wanted: dict[str, str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 name = wanted.get(member.name.removeprefix("./"))
                 stream = archive.extractfile(member) if name is not None and member.isfile() else None
                 if name is not None and stream is not None:
-                    found[name] = stream.read()
+                    contents[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(f"{path} cannot be read as a .tar.gz: {error}") from error
-    return found
+    return contents
 
 
 def _entry(content: Any, key: bytes, path: Path) -> Any:
@@ -118,8 +118,8 @@ def _batch(content: Any, layout: Layout, path: Path) -> tuple[npt.NDArray[np.uin
     data = _entry(content, b"data", path)
     labels = np.asarray(_entry(content, layout.label_key, path))
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        came = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise InputError(f"{path}: expected data as uint8 (n, 3072), not {came}")
+        description = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise InputError(f"{path}: expected data as uint8 (n, 3072), not {description}")
     if labels.shape != (len(data),) or labels.dtype.kind not in "iu":
         raise InputError(f"{path}: expected {len(data)} integer labels, not {labels.dtype} {labels.shape}")
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels.astype(np.int64)

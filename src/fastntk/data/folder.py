@@ -26,14 +26,14 @@ def open_folder(path: Path, split: str | None) -> Catalog:
     if not classes:
         raise InputError(f"{root} has no sub-folders; an image folder holds one sub-folder a class")
     files = {name: _files(root, name) for name in classes}
-    empty = [name for name, found in files.items() if not found]
+    empty = [name for name, images in files.items() if not images]
     if empty:
         raise InputError(
             f"class folders without images in {root}: {listing(empty)}; add images ({listing(ENDINGS, most=20)}) "
             "or remove the folder"
         )
-    ids = tuple(name for found in files.values() for name in found)
-    labels = np.repeat(np.arange(len(classes)), [len(found) for found in files.values()])
+    ids = tuple(name for images in files.values() for name in images)
+    labels = np.repeat(np.arange(len(classes)), [len(images) for images in files.values()])
     return Catalog(str(root), ids, labels, classes, lambda row: read_image(root / ids[row]))
 
 
@@ -67,9 +67,9 @@ def _subfolders(path: Path) -> tuple[str, ...]:
 
 def _files(root: Path, name: str) -> list[str]:
     """Return the images of one class, at any depth, as sorted paths relative to ``root``."""
-    found = []
+    paths = []
     for folder, _, names in os.walk(root / name):
         for file in names:
             if file.lower().endswith(ENDINGS) and not file.startswith("."):
-                found.append((Path(folder) / file).relative_to(root).as_posix())
-    return sorted(found)
+                paths.append((Path(folder) / file).relative_to(root).as_posix())
+    return sorted(paths)

@@ -43,8 +43,8 @@ def _catalog(path: Path, archive: Any, split: str | None) -> Catalog:
     pixels = _pixels(path, archive[f"x{suffix}"], name=f"x{suffix}")
     try:
         labels = label_tensor(archive[f"y{suffix}"], count=len(pixels)).numpy()
-        given = as_ids(_text(archive[f"id{suffix}"])) if f"id{suffix}" in archive.files else None
-        ids = sample_ids(given, count=len(pixels))
+        own_ids = as_ids(_text(archive[f"id{suffix}"])) if f"id{suffix}" in archive.files else None
+        ids = sample_ids(own_ids, count=len(pixels))
         classes = class_names(_text(archive["classes"]).tolist()) if "classes" in archive.files else None
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
@@ -63,10 +63,10 @@ def _suffix(path: Path, names: list[str], split: str | None) -> str:
 
 
 def _pixels(path: Path, array: npt.NDArray[Any], *, name: str) -> npt.NDArray[np.uint8]:
-    came = f"{path}: {name} is {array.dtype} {array.shape}"
+    description = f"{path}: {name} is {array.dtype} {array.shape}"
     if array.dtype != np.uint8:
         raise InputError(
-            f"{came}, expected uint8 pixels 0…255 (normalisation is the model's business and done on loading); "
+            f"{description}, expected uint8 pixels 0…255 (normalisation is the model's business and done on loading); "
             "for arrays that are ready for a model use fastntk.Samples in Python"
         )
     if array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3):
@@ -76,7 +76,7 @@ def _pixels(path: Path, array: npt.NDArray[Any], *, name: str) -> npt.NDArray[np
         advice = "; channels come last: transpose with x.transpose(0, 2, 3, 1)"
     elif array.ndim == 4 and array.shape[3] == 1:
         advice = "; drop the last axis of gray images"
-    raise InputError(f"{came}, expected (n, H, W, 3), or (n, H, W) for gray{advice}")
+    raise InputError(f"{description}, expected (n, H, W, 3), or (n, H, W) for gray{advice}")
 
 
 def _text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

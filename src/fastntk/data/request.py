@@ -77,9 +77,9 @@ class ForgetRequest:
 
 def class_labels(classes: Iterable[int | str], samples: Samples) -> tuple[int, ...]:
     """Return the labels of classes given as label (int) or name (str); unknown ones are refused together."""
-    asked = tuple(classes)
+    items = tuple(classes)
     names = samples.classes or ()
-    unknown = [item for item in asked if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)]
+    unknown = [item for item in items if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)]
     numbers = [item for item in unknown if isinstance(item, str) and item.strip().lstrip("+-").isdecimal()]
     if numbers:
         raise InputError(
@@ -88,7 +88,7 @@ def class_labels(classes: Iterable[int | str], samples: Samples) -> tuple[int, .
         )
     if unknown:
         raise InputError(f"unknown classes: {listing(map(repr, unknown))}. {_known(samples)}")
-    return tuple(names.index(item) if isinstance(item, str) else item for item in asked)
+    return tuple(names.index(item) if isinstance(item, str) else item for item in items)
 
 
 def parse_classes(text: str, samples: Samples) -> tuple[int, ...]:
@@ -126,5 +126,5 @@ def _title(label: int, samples: Samples) -> str:
 
 
 def _known(samples: Samples) -> str:
-    named = f", named {listing(samples.classes, most=12)}" if samples.classes else ""
-    return f"Labels are 0…{samples.num_classes - 1}{named}"
+    class_list = f", named {listing(samples.classes, most=12)}" if samples.classes else ""
+    return f"Labels are 0…{samples.num_classes - 1}{class_list}"

@@ -44,8 +44,10 @@ class Samples:
         classes: Iterable[str] | None = None,
     ) -> None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 1:
-            came = f"a tensor of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise InputError(f"inputs must be a model-ready tensor (n, ...), not {came}; see torch.from_numpy, torch.stack")
+            description = f"a tensor of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise InputError(
+                f"inputs must be a model-ready tensor (n, ...), not {description}; see torch.from_numpy, torch.stack"
+            )
         names = class_names(classes)
         known = sample_ids(ids, count=len(inputs))
         targets = label_tensor(labels, count=len(inputs))
@@ -127,11 +129,11 @@ class Samples:
 
     def index_of(self, ids: Any) -> Tensor:
         """Return the positions (k,) of these ids, in the order asked; unknown ids are refused by name."""
-        asked = as_ids(ids)
-        unknown = [name for name in asked if name not in self._positions]
+        names = as_ids(ids)
+        unknown = [name for name in names if name not in self._positions]
         if unknown:
             raise InputError(f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}")
-        return torch.tensor([self._positions[name] for name in asked], dtype=torch.int64)
+        return torch.tensor([self._positions[name] for name in names], dtype=torch.int64)
 
     def digest(self) -> str:
         """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names.

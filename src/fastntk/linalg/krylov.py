@@ -36,17 +36,17 @@ def conjugate_gradients(
     checked and, as long as the true residual at least halves, another is started from where it ended.
     """
     x = torch.zeros_like(rhs)
-    used, last = 0, math.inf
+    iterations, last = 0, math.inf
     for _ in range(ROUNDS):
-        difference = rhs - product(x) if used else rhs.clone()
+        difference = rhs - product(x) if iterations else rhs.clone()
         residual = relative_residual(difference, rhs)
-        if residual <= tol or used >= max_iterations or not residual < last / 2:
+        if residual <= tol or iterations >= max_iterations or not residual < last / 2:
             break
         last = residual
-        step, count = _round(product, difference, rhs, precondition=precondition, tol=tol, most=max_iterations - used)
+        step, count = _round(product, difference, rhs, precondition=precondition, tol=tol, most=max_iterations - iterations)
         x += step
-        used += count
-    return x, used
+        iterations += count
+    return x, iterations
 
 
 def _round(
@@ -116,15 +116,15 @@ def least_squares(
 
     stacked = LinearOperator((rows + d, d), matvec=forward, rmatvec=backward, dtype=np.float64)
     target = torch.cat([t.reshape(-1), t.new_zeros(d)]).numpy()
-    y, used, last, accuracy = np.zeros(d), 0, math.inf, tol
+    y, iterations, last, accuracy = np.zeros(d), 0, math.inf, tol
     for _ in range(ROUNDS):
         w = scale * torch.from_numpy(y)
         residual = relative_residual(
-            (gram_product(operator, w) + damping * w - rhs)[:, None] if used else rhs[:, None], rhs[:, None]
+            (gram_product(operator, w) + damping * w - rhs)[:, None] if iterations else rhs[:, None], rhs[:, None]
         )
-        if residual <= tol or used >= limit or not residual < last / 2:
+        if residual <= tol or iterations >= limit or not residual < last / 2:
             break
         last = residual
-        result = lsmr(stacked, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - used, x0=y)
-        y, used, accuracy = result[0], used + int(result[2]), max(accuracy * 1e-3, 1e-16)
-    return scale * torch.from_numpy(y), used
+        result = lsmr(stacked, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - iterations, x0=y)
+        y, iterations, accuracy = result[0], iterations + int(result[2]), max(accuracy * 1e-3, 1e-16)
+    return scale * torch.from_numpy(y), iterations

@@ -53,8 +53,8 @@ class Layout:
         """Whether two sets of rows may be added up."""
         if self is other or self.columns is other.columns:
             return True
-        mine = (self.classes, self.body, self.head)
-        return mine == (other.classes, other.body, other.head) and torch.equal(self.columns, other.columns)
+        own = (self.classes, self.body, self.head)
+        return own == (other.classes, other.body, other.head) and torch.equal(self.columns, other.columns)
 
 
 def dense_layout(classes: int, d: int, *, device: torch.device | None = None) -> Layout:

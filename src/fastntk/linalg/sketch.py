@@ -36,7 +36,7 @@ class LowRank:
         return out.squeeze(-1) if flat else out
 
     def solve(self, rhs: Tensor, damping: float) -> Tensor:
-        """(Â + λI)⁻¹ b for b (d,) or (d, k), λ > 0; approximate as an answer for A: see
+        """(Â + λI)⁻¹ b for b (d,) or (d, k), λ > 0; approximate as a solution for A: see
         :meth:`error_estimate`.
         """
         if not damping > 0:
@@ -101,8 +101,8 @@ def nystrom(operator: RowOperator | FusedOperator, rank: int, *, seed: int = 0) 
     del product
     orthonormal, triangle = torch.linalg.qr(half)
     del half
-    turn, singular, _ = torch.linalg.svd(triangle)
-    return LowRank(orthonormal @ turn, (singular.square() - shift).clamp_min(0.0))
+    rotation, singular, _ = torch.linalg.svd(triangle)
+    return LowRank(orthonormal @ rotation, (singular.square() - shift).clamp_min(0.0))
 
 
 def _gaussian(d: int, k: int, seed: int) -> Tensor:

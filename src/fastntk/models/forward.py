@@ -1,6 +1,6 @@
 """One way to ask any classifier for its logits.
 
-Hugging Face models answer with an output object, everybody else with a tensor; the rest of the package calls
+Hugging Face models return an output object, everybody else with a tensor; the rest of the package calls
 :func:`logits` and never looks at the difference. It neither changes the train/eval mode nor disables gradients.
 """
 

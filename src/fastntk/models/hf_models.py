@@ -226,20 +226,20 @@ def _input_spec(transformers: Any, name: str, *, config: Any, image_size: int | 
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    size, crop = _edge(found.get("size")), _edge(found.get("crop_size"))
-    cropped = bool(found.get("do_center_crop")) and size is not None and crop is not None and crop <= size
-    shown = crop if cropped else size
+    settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    size, crop = _edge(settings.get("size")), _edge(settings.get("crop_size"))
+    cropped = bool(settings.get("do_center_crop")) and size is not None and crop is not None and crop <= size
+    edge = crop if cropped else size
     default = (0.5, 0.5, 0.5)
     spec = InputSpec(
-        size=image_size or _side(config) or shown or 224,
-        mean=tuple(found.get("image_mean") or default),
-        std=tuple(found.get("image_std") or default),
-        interpolation=_INTERPOLATION.get(found.get("resample", 2), "bilinear"),
+        size=image_size or _side(config) or edge or 224,
+        mean=tuple(settings.get("image_mean") or default),
+        std=tuple(settings.get("image_std") or default),
+        interpolation=_INTERPOLATION.get(settings.get("resample", 2), "bilinear"),
         crop=crop / size if cropped and crop is not None and size is not None else 1.0,
-        source="preprocessor_config.json" if found else "default of ViT (no preprocessor_config.json)",
+        source="preprocessor_config.json" if settings else "default of ViT (no preprocessor_config.json)",
     )
-    missing = () if found else (f"hf:{name} has no preprocessor_config.json: mean and std of 0.5 are assumed",)
+    missing = () if settings else (f"hf:{name} has no preprocessor_config.json: mean and std of 0.5 are assumed",)
     return spec, missing
 
 

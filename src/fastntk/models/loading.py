@@ -48,14 +48,14 @@ def _within(name: str, prefixes: Iterable[str]) -> bool:
 def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], *, heads: Sequence[str], source: str) -> None:
     """Load everything but the head into the model, strictly; values are cast to the model's dtype."""
     expected = {name: value for name, value in model.state_dict().items() if not _within(name, heads)}
-    given = {name: value for name, value in tensors.items() if name in expected or not _within(name, (*heads, *HEAD_NAMES))}
+    values = {name: value for name, value in tensors.items() if name in expected or not _within(name, (*heads, *HEAD_NAMES))}
     # Counters that old files lack; BatchNorm reads them only when its momentum is None.
     optional = [name for name in expected if name.endswith(".num_batches_tracked")]
-    missing = [name for name in expected if name not in given and name not in optional]
-    unexpected = [name for name in given if name not in expected]
+    missing = [name for name in expected if name not in values and name not in optional]
+    unexpected = [name for name in values if name not in expected]
     shapes = [
         f"{name} {tuple(value.shape)} (expected {tuple(expected[name].shape)})"
-        for name, value in given.items()
+        for name, value in values.items()
         if name in expected and value.shape != expected[name].shape
     ]
     problems = [
@@ -67,4 +67,4 @@ def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], *, heads: Seq
         raise InputError(
             f"{source} does not fit the model; {'; '.join(problems)}. Give weights of this very architecture and size"
         )
-    model.load_state_dict({**model.state_dict(), **given})
+    model.load_state_dict({**model.state_dict(), **values})

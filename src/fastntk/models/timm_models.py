@@ -85,14 +85,14 @@ def _check_patches(model: nn.Module, *, name: str, image_size: int) -> None:
 
 
 def _heads(model: nn.Module, *, name: str, num_classes: int) -> tuple[str, ...]:
-    found = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
-    roots = found if isinstance(found, tuple | list) else (found,)
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
+    roots = classifier if isinstance(classifier, tuple | list) else (classifier,)
     inner = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
     heads = head_names(model, output_layers(inner, num_classes=num_classes))
     if not heads:
         raise InputError(
             f"timm:{name} has no linear classifier with {num_classes} outputs (get_classifier() returned "
-            f"{type(found).__name__}): choose a classification model"
+            f"{type(classifier).__name__}): choose a classification model"
         )
     return heads
 

@@ -23,7 +23,7 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _OPERATORS = ("nms", "qnms")
 
 # Torch drops a library's definitions when the object is collected, so it is kept for the life of the process.
-_kept: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []
 
 
 def _operator_missing(error: Exception) -> bool:
@@ -32,7 +32,7 @@ def _operator_missing(error: Exception) -> bool:
 
 def ensure_operators() -> bool:
     """Make ``import torchvision`` work; return whether operators had to be declared (now or earlier)."""
-    if _kept:
+    if _libraries:
         return True
     if importlib.util.find_spec("torchvision") is None:
         return False
@@ -62,7 +62,7 @@ def declare_operators() -> None:
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in _OPERATORS:
         library.define(operator + _SIGNATURE)
-    _kept.append(library)
+    _libraries.append(library)
 
 
 def import_optional(module: str, *, extra: str) -> ModuleType:

@@ -18,7 +18,7 @@ _DECADES = [10.0**power for power in range(-9, 4)]
 def relearn_curves(relearned: Mapping[str, Relearning], *, name: str, title: str) -> Plot:
     """Loss on the forgotten samples against epochs of training on them again, and the threshold."""
     threshold = next(iter(relearned.values())).threshold
-    with drawing(235) as (drawn, axes):
+    with drawing(235) as (canvas, axes):
         axes.grid(axis="y")
         for model, figures in relearned.items():
             losses = _losses(figures)
@@ -44,9 +44,9 @@ def relearn_curves(relearned: Mapping[str, Relearning], *, name: str, title: str
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs of training on them")
         axes.set_ylabel("loss (nats)")
-        drawn.legend(loc="outside upper left", ncols=3)
+        canvas.legend(loc="outside upper left", ncols=3)
         words = join([f"{model_name(model)} {epochs(figures)}" for model, figures in relearned.items()])
-        return finish(drawn, name, title=title, words=f"Epochs until the loss is below {threshold:g}: {words}.")
+        return finish(canvas, name, title=title, words=f"Epochs until the loss is below {threshold:g}: {words}.")
 
 
 def epochs(figures: Relearning) -> str:
@@ -56,7 +56,7 @@ def epochs(figures: Relearning) -> str:
 
 def roc_curves(attack: Mapping[str, Attack], *, name: str, title: str) -> Plot:
     """True against false positives of an attack that guesses who was a member, for each model."""
-    with drawing(315) as (drawn, axes):
+    with drawing(315) as (canvas, axes):
         axes.plot([0, 1], [0, 1], color=COLOUR["soft"], linewidth=1, linestyle=(0, (2, 3)), label="guessing")
         for model, figures in attack.items():
             label = f"{model_name(model)}, AUC {figures.auc:.2f}"
@@ -69,16 +69,16 @@ def roc_curves(attack: Mapping[str, Attack], *, name: str, title: str) -> Plot:
         axes.set_ylim(0, 1)
         axes.set_xlabel("false alarms")
         axes.set_ylabel("found")
-        drawn.legend(loc="outside upper left", ncols=2)
+        canvas.legend(loc="outside upper left", ncols=2)
         words = join([f"{model_name(model)} {figures.auc:.2f}" for model, figures in attack.items()])
-        return finish(drawn, name, title=title, words=f"Area under the curve, where 0.5 is guessing: {words}.")
+        return finish(canvas, name, title=title, words=f"Area under the curve, where 0.5 is guessing: {words}.")
 
 
 def distance_bars(rows: Sequence[tuple[str, str, float]], *, name: str, title: str) -> Plot:
     """One distance between pairs of models, one bar a pair of (label, model, value)."""
-    shown = [(label, model, value, figure(value)) for label, model, value in rows]
-    words = f"{title}: " + join([f"{label} {text}" for label, _, _, text in shown]) + "."
-    return bars(shown, name=name, title=title, words=words)
+    labelled = [(label, model, value, figure(value)) for label, model, value in rows]
+    words = f"{title}: " + join([f"{label} {text}" for label, _, _, text in labelled]) + "."
+    return bars(labelled, name=name, title=title, words=words)
 
 
 def cost_bars(seconds: float, retrain: float, *, name: str, title: str) -> Plot:

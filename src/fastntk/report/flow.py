@@ -1,7 +1,7 @@
-"""What the forgotten samples are called now, and what Retrain calls them.
+"""What the models predict for the forgotten samples, beside Retrain's predictions.
 
 ``flow`` in the record counts (true label → prediction) for each model. A request that names a class has few true labels: one
-plot each. A request of single samples may touch every class: there one plot tells their own name from another.
+plot each. A request of single samples may touch every class: there one plot tells correct predictions from others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastntk.report.words import clean, join, model_name, percent, samples
 PLOTS = 3
 """Up to so many true labels are shown one by one."""
 NAMES = 6
-"""So many predictions are shown by name, the rest together."""
+"""So many predictions are shown one by one, the rest together."""
 
 Counts = Sequence[Sequence[float]]
 
@@ -29,10 +29,12 @@ def flow(record: AuditRecord) -> Section:
     labels = [row for row in range(len(names)) if any(sum(matrix[row]) for matrix in matrices.values())]
     plots = []
     if len(labels) > PLOTS:
-        plots.append(flow_bars(_own_name(matrices, labels), name="flow-all", title="All forgotten samples are now called"))
+        plots.append(
+            flow_bars(_own_label(matrices, labels), name="flow-all", title="All forgotten samples are now classified as")
+        )
     else:
         for label in labels:
-            title = f"Samples labelled “{clean(names[label], most=40)}” are now called"
+            title = f"Samples labelled “{clean(names[label], most=40)}” are now classified as"
             plots.append(flow_bars(_predictions(matrices, label, names), name=f"flow-{label}", title=title))
     remarks = tuple(_sentence(model, matrix, labels, names) for model, matrix in matrices.items())
     tables = (_table(matrices, labels, names),) if labels else ()
@@ -40,22 +42,22 @@ def flow(record: AuditRecord) -> Section:
 
 
 def _predictions(matrices: Mapping[str, Counts], label: int, names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
-    """Shares of the predictions for one true label: its own name first, then by size over all models."""
+    """Shares of the predictions for one true label: the label itself first, then by size over all models."""
     shares = {model: _share(matrix[label]) for model, matrix in matrices.items()}
     others = [
         predicted for predicted in range(len(names)) if predicted != label and any(row[predicted] for row in shares.values())
     ]
     others.sort(key=lambda predicted: (-sum(row[predicted] for row in shares.values()), predicted))
-    shown = others if len(others) <= NAMES else others[: NAMES - 1]
-    table = [(f"{names[predicted]}", {m: row[predicted] for m, row in shares.items()}) for predicted in [label, *shown]]
-    rest = [predicted for predicted in others if predicted not in shown]
+    separate = others if len(others) <= NAMES else others[: NAMES - 1]
+    table = [(f"{names[predicted]}", {m: row[predicted] for m, row in shares.items()}) for predicted in [label, *separate]]
+    rest = [predicted for predicted in others if predicted not in separate]
     if rest:
         table.append((f"{len(rest)} others", {m: sum(row[a] for a in rest) for m, row in shares.items()}))
     return table
 
 
-def _own_name(matrices: Mapping[str, Counts], labels: Sequence[int]) -> list[tuple[str, dict[str, float]]]:
-    own = {model: _right(matrix, labels) for model, matrix in matrices.items()}
+def _own_label(matrices: Mapping[str, Counts], labels: Sequence[int]) -> list[tuple[str, dict[str, float]]]:
+    own = {model: _accuracy(matrix, labels) for model, matrix in matrices.items()}
     return [("their own label", own), ("something else", {model: 1 - share for model, share in own.items()})]
 
 
@@ -66,14 +68,14 @@ def _sentence(model: str, matrix: Counts, labels: Sequence[int], names: Sequence
         for predicted, number in enumerate(matrix[label]):
             if predicted != label and number:
                 totals[predicted] = totals.get(predicted, 0.0) + number
-    right = _right(matrix, labels)
-    text = f"{model_name(model)}: {percent(right) if right else 'none'} are called by their own label"
+    correct = _accuracy(matrix, labels)
+    text = f"{model_name(model)}: {percent(correct) if correct else 'none'} are classified correctly"
     most = sorted(totals, key=lambda predicted: (-totals[predicted], predicted))[:3]
     if not most:
         return f"{text}."
     everything = sum(sum(matrix[label]) for label in labels)
-    listed = join([f"“{clean(names[predicted], most=40)}” ({percent(totals[predicted] / everything)})" for predicted in most])
-    return f"{text}, {'the others' if right else 'but'} mostly {listed}."
+    classes = join([f"“{clean(names[predicted], most=40)}” ({percent(totals[predicted] / everything)})" for predicted in most])
+    return f"{text}, {'the others' if correct else 'but'} mostly {classes}."
 
 
 def _table(matrices: Mapping[str, Counts], labels: Sequence[int], names: Sequence[str]) -> Table:
@@ -96,7 +98,7 @@ def _table(matrices: Mapping[str, Counts], labels: Sequence[int], names: Sequenc
     )
 
 
-def _right(matrix: Counts, labels: Sequence[int]) -> float:
+def _accuracy(matrix: Counts, labels: Sequence[int]) -> float:
     total = sum(sum(matrix[label]) for label in labels)
     return sum(matrix[label][label] for label in labels) / total if total else 0.0
 

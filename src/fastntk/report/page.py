@@ -63,7 +63,7 @@ def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] |
             "reasons": verdict.reasons,
         },
         "tiles": summary.tiles(record),
-        "facts": summary.asked_and_done(record),
+        "facts": summary.request_facts(record),
         "checkpoints": summary.checkpoints(record),
         "accuracy": sections.accuracy(record),
         "flow": flow(record),

@@ -1,4 +1,4 @@
-"""The plots about predictions: accuracies, what the forgotten samples are called, losses.
+"""The plots about predictions: accuracies, predictions on the forgotten samples, losses.
 
 Every function takes plain figures from the record and returns a :class:`~fastntk.report.svg.Plot`. Models differ in
 colour and also in fill or dash: before is hollow or dotted, after is solid, Retrain is hatched or dashed.
@@ -36,10 +36,10 @@ def bars(
     """Horizontal bars, one a row of (label, model, value, value in words); ``limit`` ends the axis."""
     most = limit if limit is not None else max((row[2] for row in rows), default=0.0)
     most = most if most > 0 else 1.0
-    with drawing(ROW * len(rows) + (18 if label else 4)) as (drawn, axes):
-        for position, (_, model, value, shown) in enumerate(rows):
+    with drawing(ROW * len(rows) + (18 if label else 4)) as (canvas, axes):
+        for position, (_, model, value, text) in enumerate(rows):
             axes.barh(position, value, height=0.6, **BAR.get(model, OTHER))
-            axes.annotate(shown, (value, position), xytext=(5, 0), textcoords="offset points", va="center", fontsize=11.5)
+            axes.annotate(text, (value, position), xytext=(5, 0), textcoords="offset points", va="center", fontsize=11.5)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(0, most * 1.32)
         axes.set_yticks(range(len(rows)), [row[0] for row in rows])
@@ -48,21 +48,21 @@ def bars(
         axes.spines["bottom"].set_visible(False)
         if label:
             axes.set_xlabel(label, fontsize=11.5)
-        return finish(drawn, name, title=title, words=words)
+        return finish(canvas, name, title=title, words=words)
 
 
 def accuracy_bars(figures: Mapping[str, float | None], *, name: str, title: str) -> Plot:
     """Accuracy of each model on one set of samples."""
     rows = [(model_name(key), key, value, percent(value)) for key, value in figures.items() if value is not None]
-    words = f"{title}: " + join([f"{label} {shown}" for label, _, _, shown in rows]) + " classified correctly."
+    words = f"{title}: " + join([f"{label} {text}" for label, _, _, text in rows]) + " classified correctly."
     return bars(rows, name=name, title=title, words=words, limit=1.0)
 
 
 def flow_bars(table: Sequence[tuple[str, Mapping[str, float]]], *, name: str, title: str) -> Plot:
-    """Share of the forgotten samples that each model calls by a name; one group of bars a name."""
+    """Share of the forgotten samples that each model predicts to be of a class; one group of bars a class."""
     models = [model for model in ("full", "unlearned", "retrain") if any(model in shares for _, shares in table)]
     step = len(models) + 0.8
-    with drawing(16 * step * len(table) + 34) as (drawn, axes):
+    with drawing(16 * step * len(table) + 34) as (canvas, axes):
         for group, (_, shares) in enumerate(table):
             for place, model in enumerate(models):
                 where, value = group * step + place, shares.get(model, 0.0)
@@ -77,14 +77,14 @@ def flow_bars(table: Sequence[tuple[str, Mapping[str, float]]], *, name: str, ti
         axes.tick_params(axis="y", length=0)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
-        drawn.legend(
+        canvas.legend(
             handles=[Patch(label=model_name(model), **BAR[model]) for model in models], loc="outside upper left", ncols=3
         )
         words = "; ".join(
             f"{model_name(model)}: " + join([f"{percent(s.get(model, 0.0), 0)} {clean(label)}" for label, s in table])
             for model in models
         )
-        return finish(drawn, name, title=title, words=f"{title}. {words}.")
+        return finish(canvas, name, title=title, words=f"{title}. {words}.")
 
 
 def loss_steps(
@@ -93,7 +93,7 @@ def loss_steps(
     """Shares of samples by loss; bins of unequal width are drawn equally wide, so that both ends can be read."""
     names = {"forget": "forgotten", "retain": "retained", "holdout": "never seen"}
     bins = _even(edges) or list(range(len(edges)))
-    with drawing(190) as (drawn, axes):
+    with drawing(190) as (canvas, axes):
         axes.grid(axis="y")
         for group, shares in groups.items():
             if group == "forget":
@@ -115,9 +115,9 @@ def loss_steps(
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.set_xlabel("loss of a sample (nats)")
-        drawn.legend(loc="outside upper left", ncols=3)
+        canvas.legend(loc="outside upper left", ncols=3)
         words = " ".join(_typical(names.get(group, group), shares, edges) for group, shares in groups.items())
-        return finish(drawn, name, title=title, words=f"{title}. {words}")
+        return finish(canvas, name, title=title, words=f"{title}. {words}")
 
 
 def _typical(group: str, shares: Sequence[float], edges: Sequence[float | None]) -> str:

@@ -58,10 +58,10 @@ def accuracy(record: AuditRecord) -> Section:
         group_name(key).capitalize(): {m: percent(v, 2) for m, v in groups[key].items()} for key in GROUP_NAMES if key in groups
     }
     losses = {group: dict(getattr(record.loss, group).items()) for group in GROUP_NAMES if group in SETS}
-    shown = {group_name(key).capitalize(): {m: figure(v) for m, v in figures.items()} for key, figures in losses.items()}
+    figures_by_set = {group_name(key).capitalize(): {m: figure(v) for m, v in figures.items()} for key, figures in losses.items()}
     tables = (
         table("Accuracy", "Samples", _columns(groups), rows),
-        table("Mean loss (cross-entropy, nats)", "Samples", _columns(losses), shown),
+        table("Mean loss (cross-entropy, nats)", "Samples", _columns(losses), figures_by_set),
     )
     return Section(tuple(plots), tables, missing=() if record.reference.made else (RETRAIN,))
 
@@ -85,9 +85,9 @@ def relearn(record: AuditRecord) -> Section:
         (model_name(model), epochs(each).capitalize(), figure(each.curve[0]), figure(each.curve[-1]))
         for model, each in figures.items()
     )
-    listed = Table("Epochs and losses", ("Model", "Epochs needed", "Loss at first", "Loss at the end"), rows)
+    table = Table("Epochs and losses", ("Model", "Epochs needed", "Loss at first", "Loss at the end"), rows)
     plot = relearn_curves(figures, name="relearn", title="Learning the forgotten samples again")
-    return Section((plot,), (listed,), missing=() if "retrain" in figures else (RETRAIN,))
+    return Section((plot,), (table,), missing=() if "retrain" in figures else (RETRAIN,))
 
 
 def membership(record: AuditRecord) -> Section:
@@ -98,9 +98,9 @@ def membership(record: AuditRecord) -> Section:
     for key, attack in (("population", population), ("u_lira", lira)):
         attacks: dict[str, Attack] = {} if attack is None else {model: each for model, each in attack.items() if each is not None}
         if attacks:
-            drawn = {model: figures for model, figures in attacks.items() if figures.roc.fpr}
-            if drawn:
-                plots.append(roc_curves(drawn, name=f"roc-{key.replace('_', '-')}", title=ATTACKS[key]))
+            curves = {model: figures for model, figures in attacks.items() if figures.roc.fpr}
+            if curves:
+                plots.append(roc_curves(curves, name=f"roc-{key.replace('_', '-')}", title=ATTACKS[key]))
             tables.append(_attack_table(f"{ATTACKS[key]}: figures", attacks))
     klom = known(record.membership.klom)
     divergences = {} if klom is None else {model: each for model, each in klom.items() if each is not None}
@@ -131,7 +131,7 @@ def distances(record: AuditRecord) -> Section:
         if rows:
             plots.append(distance_bars(rows, name=f"distance-total-variation-{group}", title=_measure(key)))
     keys = list(dict.fromkeys(key for figures in pairs.values() for key in figures))
-    listed = Table(
+    table = Table(
         "Distances between the models",
         ("Measure", *(PAIRS[pair][0] for pair in pairs)),
         tuple((_measure(key), *(_distance(key, figures.get(key)) for figures in pairs.values())) for key in keys),
@@ -139,7 +139,7 @@ def distances(record: AuditRecord) -> Section:
     missing = (
         () if "retrain_spread" in pairs else (("The spread between Retrains of several seeds", f"{RETRAIN[1]} --retrains 2"),)
     )
-    return Section(tuple(plots), (listed,), _spread_remark(pairs), missing)
+    return Section(tuple(plots), (table,), _spread_remark(pairs), missing)
 
 
 def probes(record: AuditRecord) -> Section:
@@ -173,14 +173,14 @@ def cost(record: AuditRecord) -> Section:
         remarks = (f"Unlearning took {figure(spent.ratio_to_retrain, 2)} times as long as Retrain{before}.",)
     rows = [("Unlearning", duration(spent.seconds))]
     rows += [
-        (f"of that, {plain(name)}", duration(took))
-        for name, took in spent.stages.items()
-        if name != "total" and isinstance(took, int | float) and not isinstance(took, bool)
+        (f"of that, {plain(name)}", duration(seconds))
+        for name, seconds in spent.stages.items()
+        if name != "total" and isinstance(seconds, int | float) and not isinstance(seconds, bool)
     ]
     rows += [("Retrain", duration(retrain))]
     rows += [("This audit", duration(spent.audit_seconds)), ("Most memory in use", size(spent.peak_memory_bytes))]
-    listed = Table("Time and memory", ("Step", "Cost"), tuple(row for row in rows if row[1] != NONE))
-    return Section(plots, (listed,), remarks, () if retrain is not None else (RETRAIN,))
+    table = Table("Time and memory", ("Step", "Cost"), tuple(row for row in rows if row[1] != NONE))
+    return Section(plots, (table,), remarks, () if retrain is not None else (RETRAIN,))
 
 
 def requirements(record: AuditRecord) -> Table | None:

@@ -53,15 +53,15 @@ def tiles(record: AuditRecord) -> list[Fact]:
         (accuracy.holdout, "Never seen, classified correctly"),
     ):
         facts.append(Fact(name, percent(figures.unlearned), _beside({m: percent(v) for m, v in figures.items()})))
-    shown = {model: epochs(figures) for model, figures in record.relearn.items()}
-    facts.append(Fact("Epochs to relearn them", shown["unlearned"].capitalize(), _beside(shown)))
+    relearning = {model: epochs(figures) for model, figures in record.relearn.items()}
+    facts.append(Fact("Epochs to relearn them", relearning["unlearned"].capitalize(), _beside(relearning)))
     if record.requirements:
         passed = sum(each.passed for each in record.requirements)
         facts.append(Fact("Requirements passed", f"{passed} of {len(record.requirements)}", "stated for this audit"))
     return facts
 
 
-def asked_and_done(record: AuditRecord) -> list[Fact]:
+def request_facts(record: AuditRecord) -> list[Fact]:
     """What was asked, what was done, to which checkpoint, when and by what."""
     subject, request = record.subject, record.request
     total = request.forget + request.retain
@@ -89,14 +89,14 @@ def asked_and_done(record: AuditRecord) -> list[Fact]:
 def checkpoints(record: AuditRecord) -> list[Fact]:
     """The SHA-256 digests that tie this page to files."""
     run = record.subject.run
-    named = {
+    digests = {
         "Tuned weights before": run.tuned,
         "Tuned weights after": record.subject.result.tuned,
         "Weights before fine-tuning": run.anchor,
         "Data of the fine-tuning": run.data,
         "Ids asked for": record.request.ids_digest,
     }
-    return [Fact(name, digest, code=True) for name, digest in named.items()]
+    return [Fact(name, digest, code=True) for name, digest in digests.items()]
 
 
 def forgotten(record: AuditRecord, pictures: Mapping[str, bytes] | None = None) -> tuple[list[str], list[Sample]]:
@@ -115,9 +115,9 @@ def forgotten(record: AuditRecord, pictures: Mapping[str, bytes] | None = None) 
 def check_pictures(record: AuditRecord, pictures: Mapping[str, bytes]) -> None:
     """Refuse pictures that belong to no sample of the record, or are no PNG files."""
     digests = {entry.digest for entry in record.samples}
-    strangers = [digest for digest in pictures if digest not in digests]
-    if strangers:
-        raise InputError(f"{len(strangers)} of {len(pictures)} pictures belong to no forgotten sample of this record.")
+    unknown = [digest for digest in pictures if digest not in digests]
+    if unknown:
+        raise InputError(f"{len(unknown)} of {len(pictures)} pictures belong to no forgotten sample of this record.")
     wrong = [digest for digest, data in pictures.items() if not data.startswith(b"\x89PNG\r\n\x1a\n")]
     if wrong:
         raise InputError(f"The picture of sample {wrong[0][:12]}… is not a PNG file.")
@@ -161,14 +161,14 @@ def _reference(record: AuditRecord) -> tuple[str, str]:
 
 def _classes(request: RequestSummary, lead: str) -> str:
     names = request.whole_classes
-    shown = [f"“{clean(name, most=30)}”" for name in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
-    return f"{lead}{join(shown)}" if names else ""
+    texts = [f"“{clean(name, most=30)}”" for name in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
+    return f"{lead}{join(texts)}" if names else ""
 
 
-def _beside(shown: Mapping[str, str]) -> str:
+def _beside(texts: Mapping[str, str]) -> str:
     """The figures to compare with: before 99.0 %, Retrain 0.0 %."""
-    return ", ".join(f"{model_name(model).lower() if model == 'full' else model_name(model)} {shown[model]}"
-                     for model in ("full", "retrain") if model in shown)  # fmt: skip
+    return ", ".join(f"{model_name(model).lower() if model == 'full' else model_name(model)} {texts[model]}"
+                     for model in ("full", "retrain") if model in texts)  # fmt: skip
 
 
 def _data_uri(pictures: Mapping[str, bytes] | None, digest: str) -> str:

@@ -123,8 +123,8 @@ def join(parts: Sequence[str]) -> str:
 
 def clean(name: str, *, most: int | None = None) -> str:
     """A name fit to print: control characters replaced, cut with an ellipsis where it is longer than ``most``."""
-    shown = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") else char for char in name)
-    return shown if most is None or len(shown) <= most else shown[: most - 1] + "…"
+    text = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") else char for char in name)
+    return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 def value(item: Any) -> str:

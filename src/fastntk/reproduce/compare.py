@@ -135,7 +135,7 @@ def _relearned(records: Sequence[Record]) -> Ours | None:
     known = [epochs for record in records if (epochs := relearning(record)) is not None]
     if not known:
         return None
-    return Ours(Figure.of(one.epochs for one in known), sum(one.censored for one in known), known[0].cap)
+    return Ours(Figure.of(entry.epochs for entry in known), sum(entry.censored for entry in known), known[0].cap)
 
 
 def _probed(records: Sequence[Record], model: str, kind: str, where: str) -> Ours | None:

@@ -33,8 +33,8 @@ def environment() -> dict[str, Any]:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 @cache
@@ -44,7 +44,7 @@ def _commit() -> str | None:
     if not any((parent / ".git").exists() for parent in folder.parents):
         return None
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        process = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

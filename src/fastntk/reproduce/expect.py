@@ -98,10 +98,10 @@ def expected(cell: Cell, machine: Machine) -> Expected:
     batch = setting.recipe.batch_size * counted.live
     holdout = classes * setting.holdout_per_class if setting.holdout_per_class else CIFAR_TEST
     measuring = (len(setting.methods) + 2) * (images + holdout) * forward
-    held = (images + holdout) * 3 * size**2 * 4 + 4 * counted.parameters
+    data_bytes = (images + holdout) * 3 * size**2 * 4 + 4 * counted.parameters
     return Expected(
         seconds=trainings + len(setting.seeds) * (unlearning + relearning + measuring),
-        memory=held + batch + memory,
+        memory=data_bytes + batch + memory,
     )
 
 

@@ -29,14 +29,14 @@ def chosen_classes(setting: Setting, names: Sequence[str]) -> tuple[str, ...] | 
     assert isinstance(count, int)
     if not 1 <= count <= len(names):
         raise InputError(f"{setting.name}: {count} classes cannot be drawn from {len(names)} in {setting.data}.")
-    drawn = np.random.default_rng(setting.class_draw).choice(len(names), count, replace=False)
-    return tuple(names[label] for label in drawn.tolist())
+    labels = np.random.default_rng(setting.class_draw).choice(len(names), count, replace=False)
+    return tuple(names[label] for label in labels.tolist())
 
 
 def check_files(settings: Sequence[Setting], shared: Path) -> None:
     """Refuse, before hours of work, settings whose files are not below ``shared``; all that is missing is named at once."""
-    named = [text for setting in settings for text in (setting.data, setting.holdout, setting.weights) if text]
-    places = {Path(locate(_place(text), shared)) for text in named if SHARED in text}
+    sources = [text for setting in settings for text in (setting.data, setting.holdout, setting.weights) if text]
+    places = {Path(locate(_place(text), shared)) for text in sources if SHARED in text}
     missing = sorted(str(path) for path in places if not path.exists())
     if missing:
         raise InputError(
@@ -54,12 +54,12 @@ def _place(text: str) -> str:
 def load_rest(catalog: Catalog, samples: Samples, *, spec: InputSpec, most: int | None) -> Samples:
     """The images of the samples' classes that are not among the samples, the first ``most`` of each class."""
     assert samples.classes is not None
-    taken = set(samples.ids)
+    trained_ids = set(samples.ids)
     rows: list[int] = []
     labels: list[int] = []
     for label, name in enumerate(samples.classes):
         of_class = np.flatnonzero(catalog.labels == catalog.names.index(name)).tolist()
-        left = [row for row in of_class if catalog.ids[row] not in taken][:most]
+        left = [row for row in of_class if catalog.ids[row] not in trained_ids][:most]
         rows += left
         labels += [label] * len(left)
     if not rows:

@@ -50,8 +50,8 @@ def read_record(path: Path, *, schema: str | int = SCHEMA) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable record ({error}): delete it and run the experiment again.") from error
     if not isinstance(record, dict) or record.get("schema") != schema:
-        said = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise InputError(f"{path}: expected schema {schema}, found {said}. Delete it and run again.")
+        schema_found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise InputError(f"{path}: expected schema {schema}, found {schema_found}. Delete it and run again.")
     return record
 
 

@@ -81,9 +81,9 @@ def _missing_records(setting: Setting, folder: Path) -> Iterator[Step]:
 
 
 def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int, *, version: str = __version__) -> str:
-    """What decides one record: the configuration, what is asked, the method with its options, the seed, and this version."""
-    asked = [request.kind, request.value, request.draw_seed]
-    return json_digest([SCHEMA, version, setting.digest, asked, row.method, dict(row.options), seed])
+    """What decides one record: the configuration, the request, the method with its options, the seed, and this version."""
+    request_key = [request.kind, request.value, request.draw_seed]
+    return json_digest([SCHEMA, version, setting.digest, request_key, row.method, dict(row.options), seed])
 
 
 def run_steps(
@@ -100,9 +100,9 @@ def run_steps(
         if runner is None or runner.experiment.setting != step.setting:
             runner = None  # The old setting's rows can be gigabytes: let go of them before the next is loaded.
             runner = StepRunner(open_experiment(step.setting, shared=shared, work=work))
-        begun = time.perf_counter()
+        step_started = time.perf_counter()
         runner.do(step)
         spent += step.seconds
         now = time.perf_counter()
         left = (now - started) / max(spent, 1e-9) * (total - spent)
-        say(f"[{number}/{len(steps)}] {step.title}: {now - begun:.1f} s; about {left / 60:.0f} min left")
+        say(f"[{number}/{len(steps)}] {step.title}: {now - step_started:.1f} s; about {left / 60:.0f} min left")

@@ -81,8 +81,8 @@ def _candidates(table: str, models: Sequence[str] | None, *, real: bool) -> tupl
     if models is None:
         return own
     elsewhere = () if real else cells_of(table, real=True)
-    here = {cell.model for cell in own}
-    pool = (*own, *(cell for cell in elsewhere if cell.model not in here))
+    own_models = {cell.model for cell in own}
+    pool = (*own, *(cell for cell in elsewhere if cell.model not in own_models))
     return _matching(pool, "models", models, lambda cell: cell.model)
 
 

@@ -75,8 +75,8 @@ class Request:
             split = ForgetRequest(classes=(int(self.value),)).resolve(samples)
             return tuple(samples.ids[i] for i in split.forget.tolist())
         count = max(1, round(self.value * len(samples)))
-        drawn = np.random.default_rng(self.draw_seed).choice(len(samples), count, replace=False)
-        return tuple(samples.ids[i] for i in sorted(drawn.tolist()))
+        positions = np.random.default_rng(self.draw_seed).choice(len(samples), count, replace=False)
+        return tuple(samples.ids[i] for i in sorted(positions.tolist()))
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class Setting:
         chosen = {name: getattr(self, name) for name in names}
         prompts = {"length": self.prompt_length, "blocks": self.prompt_blocks, "seed": self.prompt_seed}
         # Named only where it is used, so that settings from before it keep their digests.
-        drawn = {} if self.class_draw is None else {"class_draw": self.class_draw}
-        return chosen | drawn | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
+        draw = {} if self.class_draw is None else {"class_draw": self.class_draw}
+        return chosen | draw | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
 
     @property
     def training_digest(self) -> str:

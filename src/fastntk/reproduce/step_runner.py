@@ -71,14 +71,14 @@ class StepRunner:
             seed=seed,
         )
         retrained = experiment.retrained(request, seed)
-        asked = {"kind": request.kind, "value": request.value, "draw_seed": request.draw_seed, "name": request.name}
+        request_facts = {"kind": request.kind, "value": request.value, "draw_seed": request.draw_seed, "name": request.name}
         return {
             "schema": SCHEMA,
             "fastntk": __version__,
             "setting": setting.name,
             "configuration": setting.digest,
             "digest": record_digest(setting, request, row, seed),
-            "request": asked | {"forget": len(result.split.forget), "retain": len(result.split.retain)},
+            "request": request_facts | {"forget": len(result.split.forget), "retain": len(result.split.retain)},
             "label": row.label,
             "method": row.method,
             "options": dict(row.options),

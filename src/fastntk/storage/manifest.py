@@ -96,8 +96,8 @@ def read_manifest(folder: Path, *, kinds: tuple[str, ...] | None = None) -> dict
     if is_temporary(folder):
         raise InputError(f"{folder} is unfinished work of an interrupted command, not a result; delete it.")
     if not folder.is_dir():
-        found = "it is a file" if folder.exists() else "there is no such folder"
-        raise InputError(f"{folder}: expected a folder written by fastntk, but {found}.")
+        problem = "it is a file" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder}: expected a folder written by fastntk, but {problem}.")
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{folder} has no {MANIFEST}: it was not written by fastntk, or the file was lost.")

@@ -138,10 +138,10 @@ def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
 def tensor_state(model: nn.Module) -> dict[str, Tensor]:
     """The state_dict; refused where it holds anything but dense tensors."""
     state = model.state_dict()
-    strange = [name for name, value in state.items() if not isinstance(value, Tensor) or value.layout != torch.strided]
-    if strange:
+    unsupported = [name for name, value in state.items() if not isinstance(value, Tensor) or value.layout != torch.strided]
+    if unsupported:
         raise InputError(
-            f"{type(model).__name__} keeps state that is no plain tensor: {listing(strange)}. Remove it before saving."
+            f"{type(model).__name__} keeps state that is no plain tensor: {listing(unsupported)}. Remove it before saving."
         )
     return dict(state)
 

@@ -37,8 +37,8 @@ def epoch_batches(count: int, recipe: Recipe, epoch: int, *, keep: Tensor | None
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     """The rate of one step, counted from 0."""
-    done = step / max(steps, 1)
-    factor = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    progress = step / max(steps, 1)
+    factor = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
     return recipe.lr * factor[recipe.schedule]
 
 
@@ -108,18 +108,18 @@ def descend(
     for epoch in track(range(first, recipe.epochs), description):
         if watch is not None:
             watch(epoch, optimizer)
-        start, total, correct, seen = time.perf_counter(), 0.0, 0, 0
+        start, total, correct, samples = time.perf_counter(), 0.0, 0, 0
         for batch in epoch_batches(count, recipe, epoch, keep=keep):
             if len(batch) == 0:
                 stepper.skip()
                 continue
-            mean, right = loss(batch)
-            total, correct, seen = total + stepper.step(mean) * len(batch), correct + right, seen + len(batch)
+            mean, batch_correct = loss(batch)
+            total, correct, samples = total + stepper.step(mean) * len(batch), correct + batch_correct, samples + len(batch)
         history.append(
             {
                 "epoch": epoch + 1,
-                "loss": total / max(seen, 1),
-                "accuracy": correct / max(seen, 1),
+                "loss": total / max(samples, 1),
+                "accuracy": correct / max(samples, 1),
                 "seconds": time.perf_counter() - start,
             }
         )

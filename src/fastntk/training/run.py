@@ -39,10 +39,10 @@ class Run:
         if self.subset.model is not self.model:
             raise InputError("Run: the subset belongs to another model. Use subset.on(model) or tune(model, spec).")
         if not isinstance(self.anchor, Tensor) or self.anchor.shape != (self.subset.numel,):
-            came = tuple(self.anchor.shape) if isinstance(self.anchor, Tensor) else type(self.anchor).__name__
+            description = tuple(self.anchor.shape) if isinstance(self.anchor, Tensor) else type(self.anchor).__name__
             raise InputError(
                 f"Run: the anchor must be a tensor of shape ({self.subset.numel},), the tuned parameters before "
-                f"fine-tuning (subset.get() at that time); got {came}."
+                f"fine-tuning (subset.get() at that time); got {description}."
             )
         if not torch.isfinite(self.anchor).all():
             raise InputError("Run: the anchor has NaN or infinite entries.")

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastntk.base.errors import DivergedError
 
 Gradient = Callable[[Tensor], Sequence[Tensor]]
-"""From a scalar loss to its gradients, one for each parameter that is stepped."""
+"""From a scalar loss to its gradients, one for each parameter of the optimiser."""
 
 
 class Stepper:
@@ -25,7 +25,7 @@ class Stepper:
 
     ``rate``: learning rate of step 0, 1, …; None leaves the optimiser's own. ``anchor``: what weight decay pulls towards, a
     tensor for each parameter; None: there is no penalty. ``mask``: True where a parameter may move, a tensor for each; empty:
-    all may. ``diverged``: the error message for a loss that is not finite; None: such a loss is stepped on like any other.
+    all may. ``diverged``: the error message for a loss that is not finite; None: a step is taken on such a loss as on any other.
     ``gradient``: for a loss that is not a function of the parameters themselves; None: by autograd.
     """
 

@@ -50,25 +50,25 @@ def _names(model: nn.Module, term: str) -> list[str]:
         return [name for name in every if name.rpartition(".")[0] == prefix]
     if term == "norm":
         return _norm_names(model)
-    found = [name for name in every if fnmatchcase(name, term)]
-    if not found:
+    matches = [name for name in every if fnmatchcase(name, term)]
+    if not matches:
         raise InputError(
             f"Unknown spec term {term!r}: it is none of {', '.join(WORDS)} and matches no parameter name. "
             f"Names of this model: {listing(every)}."
         )
-    return found
+    return matches
 
 
 def _norm_names(model: nn.Module) -> list[str]:
-    found = [
+    names = [
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         if isinstance(module, NORMS)
         for name, _ in module.named_parameters(recurse=False)
     ]
-    if not found:
+    if not names:
         raise InputError(
             f"spec 'norm' needs normalisation layers with weights, but {type(model).__name__} has none "
             "(looked for BatchNorm, LayerNorm and GroupNorm). Try 'head', 'all' or a glob over parameter names."
         )
-    return found
+    return names
