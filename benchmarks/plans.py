@@ -72,7 +72,7 @@ def _times(run: fastntk.Run) -> list[dict[str, Any]]:
 
 def _budgets(run: fastntk.Run) -> list[dict[str, Any]]:
     rows = []
-    with tempfile.TemporaryDirectory(dir=".") as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         for budget in BUDGETS:
             for place in ("auto", "memory", "disk"):
                 for method, options in ROUTES:

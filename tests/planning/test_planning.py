@@ -183,7 +183,7 @@ def test_unknown_ids_are_refused_before_any_work() -> None:
 def test_few_columns_go_primal_and_few_rows_dual() -> None:
     assert "primal" in planned(sizes(samples=50_000)).chosen["fast-ntk"].solver
     few = planned(sizes(samples=20, retain=15, parameters=40_000, body=39_350)).chosen["fast-ntk"]
-    assert few.solver == "dual"
+    assert few.settings["solver"] == "dual"
 
 
 def test_cross_entropy_is_unlearned_by_the_softmax_form_where_rows_can_be_kept() -> None:
@@ -199,7 +199,7 @@ def test_the_largest_case_goes_matrix_free_from_the_disk() -> None:
     big = sizes(samples=5000, retain=4500, parameters=46_090, body=38_400, features=768)
     plan = planned(big, memory=4e9, speed=dataclasses.replace(SPEED, rows=0.1, forward=0.01))
     route = plan.chosen["fast-ntk"]
-    assert (route.rows, route.solver) == ("disk", "matrix-free")
+    assert (route.rows, route.settings["solver"]) == ("disk", "matrix-free")
     assert route.disk == big.stored == 5000 * (10 * 38_400 + 768) * 4
     assert route.memory < 4e9
     without = planned(big, memory=4e9, disk=1e9)
@@ -209,10 +209,8 @@ def test_the_largest_case_goes_matrix_free_from_the_disk() -> None:
 
 
 def test_the_choice_does_not_depend_on_measured_times() -> None:
-    unknown = dataclasses.replace(
-        SPEED,
-        **dict.fromkeys(("forward", "rows", "step", "read", "read_many", "replay", "gemm32", "gemm64", "cholesky"), math.nan),
-    )
+    times = ("forward", "rows", "step", "read", "read_many", "replay", "gemm32", "gemm64", "cholesky")
+    unknown = dataclasses.replace(SPEED, **dict.fromkeys(times, math.nan))
     for s in (sizes(), sizes(samples=50_000), sizes(samples=20, retain=15, parameters=40_000, body=39_350)):
         for memory in (3e8, 1e9, 4e9):
             for recipe in (SQUARED, Recipe(), None):
@@ -227,7 +225,7 @@ def test_memory_figures_follow_the_sizes() -> None:
         return next(route.memory for route in routes_of(s) if pick(route))
 
     streamed: Callable[[Route], bool] = lambda route: route.rows == "stream" and "primal" in route.solver
-    stored: Callable[[Route], bool] = lambda route: route.rows == "memory" and route.solver == "matrix-free"
+    stored: Callable[[Route], bool] = lambda route: route.rows == "memory" and route.settings.get("solver") == "matrix-free"
     wide = sizes(parameters=8746, body=8096)
     assert memory(wide, streamed) == pytest.approx(16 * 8746**2, rel=0.15)
     assert memory(dataclasses.replace(wide, samples=4000), streamed) == memory(wide, streamed)
@@ -284,7 +282,7 @@ def test_a_plan_is_executed_and_never_refused_afterwards(
     assert not list(tmp_path.iterdir()), "rows that nobody asked to keep were left behind"
 
 
-@pytest.mark.parametrize("classes", [4, 40])
+@pytest.mark.parametrize("classes", [4, 20])
 @pytest.mark.parametrize("rows", ["memory", "disk", "stream"])
 @pytest.mark.parametrize(
     ("method", "options"),
@@ -311,7 +309,7 @@ def wide_run(classes: int) -> fastntk.Run:
     """Rows of a few megabytes an image where there are many classes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, classes))
-    samples = fastntk.Samples(torch.randn(300, 3, 4, 4), torch.arange(300) % classes)
+    samples = fastntk.Samples(torch.randn(160, 3, 4, 4), torch.arange(160) % classes)
     return fastntk.fit(model, fastntk.tune(model, "all"), samples, Recipe(epochs=1, batch_size=64, lr=1e-2))
 
 

@@ -21,6 +21,7 @@ from fastntk.base.errors import InputError
 from fastntk.linalg import SOLVERS, bytes_of_routes, choose
 from fastntk.linalg.choose import CHUNK_BYTES, PATIENCE, TYPICAL_ITERATIONS, largest_sketch
 from fastntk.linalg.matrix_free import DEFAULT_RANK
+from fastntk.linalg.symmetric import STRIP
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import Rows
 from fastntk.unlearning.fast_ntk.softmax import RANK
@@ -112,7 +113,11 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
         route = _ROUTE.get(solver, solver)
         rank = 0 if solver == "lsmr" else largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
-        second = {"primal": 8 * s.parameters**2, "eigen": 16 * s.parameters**2, "dual": 16 * s.retain * s.classes * s.n_rows}
+        second = {
+            "primal": 8 * s.parameters**2 + _strips(s.parameters),
+            "eigen": 16 * s.parameters**2 + _strips(s.parameters),
+            "dual": 16 * s.retain * s.classes * s.n_rows,
+        }
         memory += second.get(solver, 0)
         memory = max(memory, newton_memory(problem)) if form == "auto" else memory
         settings = {"form": form, "because": because, "solver": solver, "rank": rank}
@@ -138,7 +143,7 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             again = s.samples * 6 * speed.forward + s.forget * speed.rows
             seconds = make + again + _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem)
             label = f"{solver} (equation (1), A summed as rows come)"
-            memory = s.input_copy + CHUNK_BYTES + max(adding, solving)
+            memory = s.input_copy + CHUNK_BYTES + _strips(s.parameters) + max(adding, solving)
         elif _ROUTE.get(solver, solver) == "matrix-free":
             network = s.input_copy + min(64, s.samples) * speed.row_bytes
             rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
@@ -149,7 +154,8 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             label = f"{solver} (equation (1), jvp and vjp)"
         elif problem.options["solver"] == "dual":  # only where asked for: Θ needs all rows at once, which storing them spares
             seconds = make + float(s.n_rows) ** 2 * s.parameters / speed.gemm64 + 2 * _cholesky_seconds(s.n_rows, problem)
-            memory = s.input_copy + 8 * s.n_rows * s.parameters + 16 * s.n_rows**2 + CHUNK_BYTES
+            kernels = 8 * s.n_rows**2 + 16 * s.retain * s.classes * s.n_rows
+            memory = s.input_copy + max(16 * s.n_rows * s.parameters, kernels) + CHUNK_BYTES
             label = "dual (equation (1), all rows at once)"
         else:
             continue
@@ -168,6 +174,11 @@ def _solvers(problem: Problem) -> list[str]:
     patient = PATIENCE * ITERATIONS * operations["matrix-free"]
     quick = [solver for solver in direct if operations[solver] <= patient]
     return [*quick, "matrix-free", *(solver for solver in direct if solver not in quick)]
+
+
+def _strips(size: int) -> int:
+    """Bytes of what is copied on the way while a symmetric matrix is completed and reordered, strip by strip."""
+    return 3 * 8 * min(size, STRIP) ** 2
 
 
 def _gram_flops(problem: Problem) -> float:
