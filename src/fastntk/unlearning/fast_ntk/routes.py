@@ -23,6 +23,7 @@ from fastntk.linalg.choose import CHUNK_BYTES, PATIENCE, TYPICAL_ITERATIONS, lar
 from fastntk.linalg.matrix_free import DEFAULT_RANK
 from fastntk.linalg.symmetric import STRIP
 from fastntk.planning import Problem, Route
+from fastntk.planning.calibration import MANY
 from fastntk.planning.problem import Rows
 from fastntk.unlearning.fast_ntk.softmax import RANK
 
@@ -30,8 +31,9 @@ Form = Literal["auto", "ridge", "softmax"]
 RIDGE_OPTIONS = ("damping", "scale", "scale_fit", "solver")
 """Options that make ``auto`` take ``ridge``; of these only ``damping`` exists in both forms."""
 ITERATIONS = TYPICAL_ITERATIONS
-FIT_PASSES, SOLVE_PASSES = 30, 45
-"""Passes over the rows that the softmax form takes: with several dampings at once, and with one (22 to 34 and 12 to 60 seen)."""
+FIT_PASSES, SOLVE_PASSES = (20.0, 0.5), (40.0, 0.2)
+"""Passes over the rows that the softmax form takes, with several dampings at once and with one: so many, and so many more for each
+multiple of the sketch's rank among the columns. Seen: 28, 55, 124 and 20 to 95 for d of 2 026, 23 050 and 31 354."""
 NEWTON = "newton (softmax form)"
 STREAMED = "the rows are not stored, and softmax needs them many times"
 _ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
@@ -58,9 +60,13 @@ def cost(problem: Problem) -> list[Route]:
 def newton_seconds(problem: Problem, place: Rows) -> float:
     """The softmax form on stored rows: sketch, damping, fit to all samples and to the retained ones."""
     s, speed = problem.sizes, problem.speed
-    sketch = 4.0 * s.n_rows * s.body * RANK / speed.gemm32
-    many = FIT_PASSES * problem.read_seconds(speed.read_many, place)
-    return sketch + many + SOLVE_PASSES * problem.read_seconds(speed.read, place)
+    rank = min(RANK, s.parameters, s.n_rows)
+    many, single = (fixed + growth * s.parameters / RANK for fixed, growth in (FIT_PASSES, SOLVE_PASSES))
+    sketch = 4.0 * s.n_rows * s.body * rank / speed.gemm32 + 8.0 * s.parameters * rank**2 / speed.gemm64
+    reading = many * problem.read_seconds(speed.read_many, place) + single * problem.read_seconds(speed.read, place)
+    # Each pass is followed by a product with the sketch and its transpose, in float64, for each column.
+    preconditioning = (MANY * many + single) * 2 * 8.0 * s.parameters * rank / speed.read
+    return sketch + reading + preconditioning
 
 
 def newton_memory(problem: Problem) -> int:

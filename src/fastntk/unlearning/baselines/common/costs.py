@@ -9,7 +9,7 @@ from fastntk.planning import Problem, Route
 
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 """Learning rates that several search spaces share."""
-DENSE = 1.5
+DENSE = 1.0
 """Gradients of single samples by vectors, with the head's block written out, over rows of as many backward passes."""
 
 
