@@ -11,9 +11,9 @@ Names are imported on first use, so that ``import fastntk`` and ``fastntk --help
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fastntk.base.lazy import lazy_names
 from fastntk.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -112,19 +112,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is not None:
-        value = getattr(importlib.import_module(f"fastntk.{home}"), name)
-        globals()[name] = value
-        return value
-    if not name.startswith("_"):
-        try:
-            return importlib.import_module(f"fastntk.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"fastntk.{name}":
-                raise
-    raise AttributeError(f"module 'fastntk' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ Names are loaded when they are first used: the record and its readers need no to
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fastntk.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastntk.auditing.api import audit
@@ -58,10 +59,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'fastntk.auditing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fastntk.auditing.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are imported on first use, so that the registry can list the methods witho
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fastntk.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastntk.unlearning.api import plan, prepare, unlearn
@@ -51,9 +52,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fastntk.unlearning' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fastntk.unlearning.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)

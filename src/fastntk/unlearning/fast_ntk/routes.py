@@ -32,8 +32,8 @@ RIDGE_OPTIONS = ("damping", "scale", "scale_fit", "solver")
 """Options that make ``auto`` take ``ridge``; of these only ``damping`` exists in both forms."""
 ITERATIONS = TYPICAL_ITERATIONS
 FIT_PASSES, SOLVE_PASSES = (20.0, 0.5), (40.0, 0.2)
-"""Passes over the rows that the softmax form takes, with several dampings at once and with one: so many, and so many more for each
-multiple of the sketch's rank among the columns. Seen: 28, 55, 124 and 20 to 95 for d of 2 026, 23 050 and 31 354."""
+"""Passes over the rows that the softmax form takes, with several dampings at once and with one: so many, and so many more for
+each multiple of the sketch's rank among the columns. Seen: 28, 55, 124 and 20 to 95 for d of 2 026, 23 050 and 31 354."""
 NEWTON = "newton (softmax form)"
 STREAMED = "the rows are not stored, and softmax needs them many times"
 _ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
