@@ -91,3 +91,11 @@ def test_every_method_says_what_it_is_does_and_needs() -> None:
         assert set(method.search_space) <= set(method.options)
         assert method.needs <= {"rows", "recipe", "engine"}
     assert {name for name, method in METHODS.items() if "rows" in method.needs} == {"fast-ntk", "tangent-replay"}
+
+
+def test_a_method_without_rows_uses_no_foreign_linearisation_and_hands_it_on(run: fastntk.Run) -> None:
+    first = fastntk.unlearn(run, ids=[0], form="ridge", at="anchor")
+    chained = fastntk.unlearn(first, ids=[1], method="fisher", seed=3)
+    alone = fastntk.unlearn(run, ids=[0, 1], method="fisher", seed=3)
+    assert torch.equal(chained.subset.get(), alone.subset.get())
+    assert chained.linearisation is first.linearisation

@@ -105,6 +105,8 @@ class Job:
     task: Task
     plan: Plan
     previous: Unlearned | None
+    known: Linearisation | None
+    """One that was there before; a method that needs none hands it on."""
     preparing_seconds: float
 
     def facts(self) -> dict[str, str]:
@@ -157,7 +159,7 @@ class Job:
             split=task.split,
             seconds=time.perf_counter() - started,
             details=details,
-            linearisation=task.linearisation,
+            linearisation=task.linearisation or self.known,
         )
 
 
@@ -186,18 +188,18 @@ def prepare(
     split = _resolve(origin, previous, classes, ids) if split is None else split
     if "recipe" in chosen.needs and origin.recipe is None:
         _ = Task(origin, split).recipe  # says what to do without one
-    rows, ready = RowOptions(), linearisation or (previous.linearisation if previous else None)
+    known = linearisation or (previous.linearisation if previous else None)
+    task = Task(origin, split)
     if "rows" in chosen.needs:
         rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
-        ready = _usable(ready, origin, rows)
-    task = Task(origin, split, ready, rows)
+        task = Task(origin, split, _usable(known, origin, rows), rows)
     calibrating = 0.0
     if plan is None:
         plan, calibrating = _plan(task, {chosen: asked}, measured=measured)
     else:
         _check_plan(plan, task, chosen, asked)
     plan.route(chosen.name)
-    return Job(chosen, asked, task, plan, previous, time.perf_counter() - started - calibrating)
+    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating)
 
 
 def _planned_options(plan: Plan, method: str) -> dict[str, Any]:
