@@ -132,7 +132,7 @@ def prepare(
 
 def announce(output: Output, name: str, *, subset: Subset, samples: Samples, recipe: Recipe, source: dict[str, Any]) -> None:
     """Say what is about to happen and how long it will take."""
-    from fastntk.cli.estimate import training_seconds
+    from fastntk.training.fitting import estimated_seconds
 
     decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
     output.say("Fine-tuning")
@@ -143,7 +143,7 @@ def announce(output: Output, name: str, *, subset: Subset, samples: Samples, rec
             "data": f"{len(samples):,} samples in {samples.num_classes} classes from {source['data']}",
             "recipe": f"{recipe.epochs} epochs, {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
             f"batches of {recipe.batch_size}{decay}, seed {recipe.seed}",
-            "estimate": f"{duration(training_seconds(subset, samples, recipe))}, from one short batch",
+            "estimate": f"{duration(estimated_seconds(subset, samples, recipe))}, from one short batch",
         }
     )
 

@@ -75,8 +75,8 @@ def pretrain(
 
 
 def _announce(output: Output, name: str, *, data: str, samples: Samples, epochs: int, lr: float, batch_size: int) -> None:
-    from fastntk.cli.estimate import training_seconds
     from fastntk.models import build_model
+    from fastntk.training.fitting import estimated_seconds
     from fastntk.training.recipe import Recipe
     from fastntk.tuning import tune
 
@@ -88,6 +88,6 @@ def _announce(output: Output, name: str, *, data: str, samples: Samples, epochs:
             "model": f"{name}, {everything.numel:,} parameters",
             "data": f"{len(samples):,} samples in {samples.num_classes} classes from {data}",
             "recipe": f"{epochs} epochs, SGD, one cycle up to {lr:g}, batches of {batch_size}",
-            "estimate": f"{duration(training_seconds(everything, samples, recipe))}, from one short batch",
+            "estimate": f"{duration(estimated_seconds(everything, samples, recipe))}, from one short batch",
         }
     )

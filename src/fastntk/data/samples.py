@@ -135,15 +135,19 @@ class Samples:
             raise InputError(f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}")
         return torch.tensor([self._positions[name] for name in names], dtype=torch.int64)
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Counts writes to inputs and labels that torch saw: who has it can tell cheaply whether they changed since."""
+        return self.inputs._version, self.labels._version
+
     def digest(self) -> str:
         """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names.
 
         Computed once, and again only where torch saw a tensor written to; writes through a shared numpy array go unseen.
         """
-        versions = (self.inputs._version, self.labels._version)
         known: tuple[tuple[int, int], str] | None = self.__dict__.get("_digest")
-        if known is None or known[0] != versions:
-            known = versions, self._computed_digest()
+        if known is None or known[0] != self.version:
+            known = self.version, self._computed_digest()
             object.__setattr__(self, "_digest", known)
         return known[1]
 

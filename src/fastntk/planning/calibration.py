@@ -9,8 +9,6 @@ Nothing here changes the model. Not for estimates themselves: see :mod:`fastntk.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,16 +16,13 @@ import torch
 from torch import Tensor
 
 from fastntk.base.live_bytes import LiveBytes
-from fastntk.models import logits
 from fastntk.tangent import RowEngine
-from fastntk.training.loop import batch_loss
 from fastntk.training.network import fast_copy, fast_layout
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.training.speed import best_time, measure_speed, seconds_an_image
 
 MATRIX = 768
-PATIENCE = 1.5
-"""Seconds a single timing may take; slower networks are timed on fewer images."""
 PRODUCT_BYTES = 64_000_000
 """Rows that products are timed on: more than a cache holds, as real ones are."""
 MANY = 5
@@ -83,35 +78,26 @@ def uncalibrated(engine: RowEngine | None, inputs: Tensor) -> Calibration:
 def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
     """Measure on the first samples: training steps always, rows and products where there is a (checked) engine."""
     recipe = run.recipe or Recipe()
-    work = engine.model if engine is not None else fast_copy(run)
-    subset = engine.subset if engine is not None else run.subset.on(work)
-    inputs = fast_layout(work, run.data.inputs[: max(chunk, recipe.batch_size)])
-    labels = run.data.labels[: len(inputs)].to(inputs.device)
-    parameters = list(subset.parameters.values())
-
-    def forward(size: int) -> None:
-        with torch.no_grad():
-            logits(work, inputs[:size])
-
-    def step(size: int) -> None:
-        loss = batch_loss(logits(work, inputs[:size]), labels[:size], recipe)
-        torch.autograd.grad(loss, parameters, allow_unused=True)
-
-    with LiveBytes() as live:
-        step(min(2, len(inputs)))
+    if engine is None:
+        work = fast_copy(run)
+        subset = run.subset.on(work)
+    else:
+        work, subset = engine.model, engine.subset
+    inputs = fast_layout(work, run.data.inputs[:chunk])
+    speed = measure_speed(subset, run.data, recipe, batch=recipe.batch_size)
     known = replace(
         uncalibrated(engine, inputs),
-        forward=_per_image(forward, min(chunk, len(inputs))),
-        step=_per_image(step, min(recipe.batch_size, len(inputs))),
-        step_bytes=live.peak // min(2, len(inputs)),
-        dispatch=_best(lambda: torch.zeros(8), repeats=20),
+        forward=speed.forward,
+        step=speed.step,
+        step_bytes=speed.step_bytes,
+        dispatch=best_time(lambda: torch.zeros(8), repeats=20),
     )
     if engine is None:
         return known
     products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=inputs.dtype)
     return replace(
         known,
-        rows=_per_image(lambda size: engine.rows(inputs[:size]), min(chunk, len(inputs))),
+        rows=seconds_an_image(lambda size: engine.rows(inputs[:size]), len(inputs)),
         gemm32=_gemm_rate(torch.float32),
         gemm64=_gemm_rate(torch.float64),
         cholesky=_cholesky_rate(),
@@ -129,34 +115,16 @@ def live_bytes_per_image(engine: RowEngine, inputs: Tensor) -> int:
     return int(max(0, live.peak - rows.body.nbytes) // count)
 
 
-def _per_image(work: Callable[[int], object], size: int) -> float:
-    """Seconds an image at batches of ``size``, or of fewer images where that would take long."""
-    small = min(2, size)
-    work(small)  # the first call pays for memory and kernels
-    first = _best(lambda: work(small), repeats=1) / small
-    count = min(size, max(small, int(PATIENCE / max(first, 1e-9))))
-    return _best(lambda: work(count), repeats=2 if first * count < PATIENCE / 2 else 1) / count
-
-
-def _best(work: Callable[[], object], *, repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def _gemm_rate(dtype: torch.dtype) -> float:
     a = torch.rand(MATRIX, MATRIX, dtype=dtype)
-    return 2.0 * MATRIX**3 / _best(lambda: a @ a, repeats=3)
+    return 2.0 * MATRIX**3 / best_time(lambda: a @ a, repeats=3)
 
 
 def _cholesky_rate() -> float:
     size = 2 * MATRIX
     a = torch.full((size, size), 0.5, dtype=torch.float64)
     a.diagonal().fill_(size)
-    return size**3 / 3.0 / _best(lambda: torch.linalg.cholesky(a), repeats=2)
+    return size**3 / 3.0 / best_time(lambda: torch.linalg.cholesky(a), repeats=2)
 
 
 def _product_rates(engine: RowEngine, *, count: int, batch: int, dtype: torch.dtype) -> dict[str, float]:
@@ -175,9 +143,9 @@ def _product_rates(engine: RowEngine, *, count: int, batch: int, dtype: torch.dt
         for part in order.split(batch):
             torch.autograd.grad((rows.body[part] @ step).square().sum(), step)
 
-    replay_seconds = _best(replay, repeats=2) if width else math.inf
+    replay_seconds = best_time(replay, repeats=2) if width else math.inf
     return {
-        "read": size / _best(lambda: rows.gram_matvec(vectors[:, :1]), repeats=3),
-        "read_many": size / _best(lambda: rows.gram_matvec(vectors), repeats=2),
+        "read": size / best_time(lambda: rows.gram_matvec(vectors[:, :1]), repeats=3),
+        "read_many": size / best_time(lambda: rows.gram_matvec(vectors), repeats=2),
         "replay": size / replay_seconds if width else math.inf,
     }

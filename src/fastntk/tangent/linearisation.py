@@ -22,6 +22,7 @@ from torch import Tensor
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size
+from fastntk.data import Samples
 from fastntk.linalg import HeadRows
 from fastntk.tangent import RowEngine, TangentOperator, checked_engine
 from fastntk.tangent.in_memory import rows_in_memory
@@ -56,7 +57,8 @@ class Linearisation:
     anchor_features: Tensor | None
     routes: dict[str, object]
     seconds: float
-    digest: str
+    samples: Samples
+    version: tuple[int, int]
     engine: RowEngine = field(repr=False)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
     """What methods work out once for all requests."""
@@ -65,7 +67,7 @@ class Linearisation:
         """Refuse a run whose weights or data are not those this was made from."""
         if not torch.equal(self.theta, run.subset.get()) or not torch.equal(self.anchor, run.anchor):
             raise InputError("This linearisation was made from other weights than the run's: make a new one.")
-        if self.digest != run.data.digest():
+        if self.samples.version != self.version or (run.data is not self.samples and run.data.digest() != self.samples.digest()):
             raise InputError("This linearisation was made from other data than the run's: make a new one.")
 
 
@@ -140,7 +142,8 @@ def linearise(
         anchor_features=anchor_features,
         routes=engine.routes,
         seconds=time.perf_counter() - start,
-        digest=run.data.digest(),
+        samples=run.data,
+        version=run.data.version,
         engine=engine,
     )
 

@@ -14,6 +14,7 @@ from fastntk.training.loop import batch_loss, descend
 from fastntk.training.network import check_samples, fast_layout, training_mode
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.training.speed import measure_speed
 from fastntk.tuning import Subset
 
 
@@ -55,3 +56,9 @@ def train(
     finally:
         for parameter in parameters:
             parameter.grad = None
+
+
+def estimated_seconds(subset: Subset, samples: Samples, recipe: Recipe) -> float:
+    """About how long :func:`fit` will take, from one short batch."""
+    check_samples(subset.model, samples)
+    return measure_speed(subset, samples, recipe).step * len(samples) * recipe.epochs
