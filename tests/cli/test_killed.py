@@ -1,6 +1,6 @@
 """SIGKILL at random moments: afterwards the target is absent or whole, the run is untouched, the next write sweeps up.
 
-A kill can hit anything from the start of the work to the last rename. Moments are drawn over a whole command's length, and
+A kill can hit anything from the start of the work to the last rename. Moments are spread over a whole command's length, and
 `seen` makes sure that both ends of the story occurred.
 """
 
@@ -24,7 +24,7 @@ from fastntk.storage.runs import load_run, source_samples
 
 TIMES = 20
 TUNE = ["finetune", "resnet20", "--weights", "cifar100", "--data", "digits", "--images-per-class", "4"]
-TUNE += ["--only-classes", "3", "--epochs", "2", "--seed", "1"]
+TUNE += ["--only-classes", "3", "--epochs", "40", "--seed", "1"]
 FORGET = ["--classes", "0", "--method", "fast-ntk"]
 
 pytestmark = pytest.mark.slow
@@ -53,13 +53,15 @@ def kill_again_and_again(out: Path, *arguments: object) -> set[str]:
     assert child.wait(timeout=600) in (0, 3)  # 3: written, though a dozen digits may not pass the step's own check
     length = time.perf_counter() - started
     draw, outcomes = random.Random(0), set()
-    for number in range(TIMES):
+    moments = [1.3 * length * (number + draw.random()) / TIMES for number in range(TIMES)]
+    draw.shuffle(moments)
+    for number, moment in enumerate(moments):
         overwrite = ["--overwrite"] if number % 2 else []
         if not overwrite and out.exists():
             out.rename(out.parent / f"moved-{number}")
         written = out.exists()
         child = start(*arguments, "--out", out, *overwrite)
-        time.sleep(draw.uniform(0, 1.3 * length))
+        time.sleep(moment)
         child.kill()
         child.communicate(timeout=60)
         info = in_process("info", out)  # verifies every byte
