@@ -109,8 +109,8 @@ def table(result: dict[str, Any]) -> str:
         [
             markdown(["planned / actual (actual seconds)", *networks], lines),
             f"{inside} of {len(ratios)} between {LOW:g} and {HIGH:g} (`full` does nothing and is not counted); "
-            f"off by a factor of {spread:.2f} on average. `max-loss` and `random-label` end by themselves, when no forgotten sample is "
-            f"classified correctly; plans assume {TYPICAL_EPOCHS} epochs, and here they took {_epochs(result)}.",
+            f"off by a factor of {spread:.2f} on average. `max-loss` and `random-label` end by themselves, when no forgotten "
+            f"sample is classified correctly; plans assume {TYPICAL_EPOCHS} epochs, and here they took {_epochs(result)}.",
             f"Budgets of 200 MB to 4 GB, three places for the rows, three methods: {len(result['budgets'])} cases, "
             f"{len(result['budgets']) - len(planned)} refused by the plan, {same} of {len(planned)} others ran as planned, "
             "none was refused afterwards.",
