@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAIT = "OMP_WAIT_POLICY"
 COMPARISON = "comparison"
-PAGES = ("unlearning", COMPARISON, "development", "tables")
+PAGES = ("unlearning", COMPARISON, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,6 +123,7 @@ def _pages(options: argparse.Namespace) -> int:
 def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, bytes]:
     """The files of one of :data:`PAGES`, by where they go; pages that are filled in have to be there."""
     from fastntk.reproduce.records import setting_folder
+    from lab.architecture_table import architecture_table
     from lab.comparison_page import FIGURE, comparison_figure, comparison_page
     from lab.development_page import development_page
     from lab.expectation import expectation_table
@@ -137,6 +138,9 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
             docs / "comparison.md": comparison_page(settings, out=out).encode(),
             docs / FIGURE: comparison_figure(settings, out=out),
         }
+    if name == "architecture":
+        rooms = docs / "architecture.md"
+        return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

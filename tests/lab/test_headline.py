@@ -42,3 +42,10 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     text = page(UNLEARNING, single=SINGLE, out=results)
     assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")
+
+
+def test_the_architecture_in_numbers_is_what_the_records_say() -> None:
+    from lab.architecture_table import architecture_table
+
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert filled(text, architecture_table(ROOT / "results")) == text
