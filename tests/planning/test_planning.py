@@ -6,6 +6,9 @@ import dataclasses
 import functools
 import json
 import math
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -352,6 +355,23 @@ def test_rows_that_are_on_disk_already_are_not_counted_again(run: fastntk.Run, t
     again = prepare(run, ids=[1], options=asked | {"disk_budget": 1000})
     assert again.plan.route("fast-ntk").disk == 0
     again.execute()
+
+
+def test_scratch_rows_of_a_killed_process_are_swept_and_the_owner_alone_reads_them(run: fastntk.Run, tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from fastntk.base.atomic import scratch_folder
+from fastntk.tangent.linearisation import SCRATCH
+with scratch_folder(Path({str(tmp_path)!r}), SCRATCH) as folder:
+    (folder / "body.bin").write_bytes(b"rows")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.stat().st_mode & 0o077 == 0
+    fastntk.unlearn(run, ids=[0], rows="disk", scratch=tmp_path, form="ridge")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_scratch_folder_that_is_not_there_is_refused_before_any_work(run: fastntk.Run, tmp_path: Path) -> None:

@@ -82,6 +82,22 @@ def new_folder(target: Path, *, overwrite: bool = False, replaceable: Callable[[
 
 
 @contextlib.contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield an empty folder below ``parent`` that its owner alone may read, and remove it when the block ends.
+
+    What killed processes of this machine left there under the same name is swept first.
+    """
+    target = _absolute(parent / name)
+    recover(target)
+    work = _sibling(target, "tmp")
+    work.mkdir(mode=0o700)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def new_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a path to write; it becomes ``target`` when the block ends well, and vanishes otherwise."""
     target = _absolute(target)

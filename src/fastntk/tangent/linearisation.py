@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fastntk.base.atomic import scratch_folder
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size
@@ -33,6 +34,8 @@ from fastntk.training.run import Run
 Point = Literal["trained", "anchor", "midpoint"]
 RowsAt = Literal["auto", "memory", "disk", "stream"]
 Place = Literal["memory", "disk", "stream"]
+SCRATCH = "fastntk-rows"
+"""Name of the folders that rows on disk are in while nobody gave one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +130,7 @@ def linearise(
     else:
         with contextlib.ExitStack() as stack:
             if folder is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".fastntk-rows-", dir=scratch))
+                folder = stack.enter_context(scratch_folder(Path(scratch or tempfile.gettempdir()), SCRATCH))
             rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
     return Linearisation(
         at=at,
