@@ -35,6 +35,10 @@ class Split:
         mask[self.forget] = False
         return mask
 
+    def of_whole_classes(self, labels: Tensor) -> Tensor:
+        """Which of the samples to forget belong to a class that goes altogether, (n_f,); ``labels`` (n,) are those of all."""
+        return torch.isin(labels[self.forget], torch.tensor(self.whole_classes, dtype=labels.dtype))
+
 
 @dataclass(frozen=True, init=False)
 class ForgetRequest:

@@ -130,13 +130,12 @@ class Plan:
     def _refusal(self, method: str) -> str:
         """Why nothing fits, by how much, and what would help."""
         routes = [route for route in self.routes if route.method == method]
-        other = [route.why_not for route in routes if not route.why_not.startswith("above")]
-        if len(other) == len(routes):
-            why = f": {other[0]}" if other else " with these options"
-            what = " Give rows='disk' and folder=..., or raise memory_budget." if "stored rows" in why else ""
-            return f"Method {method!r} has no route{why}.{what}"
+        over = [route for route in routes if route.over_budget]
+        if not over:
+            why = f": {routes[0].why_not}" if routes else " with these options"
+            return f"Method {method!r} has no route{why}."
         s = self.sizes
-        least = min((route for route in routes if route.why_not.startswith("above")), key=lambda route: route.memory)
+        least = min(over, key=lambda route: route.memory)
         by_network = s.chunk * self.calibration.row_bytes
         advice = [f"allow at least {byte_size(least.memory, up=True)} of memory"]
         if least.disk:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
-from fastntk.base.memory import available_memory
+from fastntk.base.memory import memory_budget
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Split
 from fastntk.linalg.choose import CHUNK_BYTES
@@ -49,6 +49,7 @@ class Route:
     why_not: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     bounded: bool = True
+    over_budget: bool = False
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ class Route:
             reasons.append("above the memory budget")
         if self.disk > disk:
             reasons.append("above the disk budget")
-        return replace(self, fits=not reasons, why_not=", ".join(reasons))
+        return replace(self, fits=not reasons, why_not=", ".join(reasons), over_budget=bool(reasons))
 
     def details(self) -> dict[str, Any]:
         """JSON-able; seconds that were not estimated are None."""
@@ -212,7 +213,7 @@ class Problem:
 
     def read_seconds(self, rate: float, place: Rows) -> float:
         """One pass over the stored rows at so many bytes a second; the system keeps a file in memory while there is room."""
-        slow = place == "disk" and self.sizes.stored > 0.7 * available_memory()
+        slow = place == "disk" and self.sizes.stored > memory_budget(None)
         return self.sizes.stored / (min(DISK_RATE, rate) if slow else rate)
 
     def stored(self, place: Rows, solver: str, *, seconds: float, memory: int, settings: Mapping[str, object]) -> Route:

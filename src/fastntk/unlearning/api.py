@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
@@ -28,7 +26,7 @@ from fastntk.tangent.linearisation import Linearisation
 from fastntk.tangent.on_disk import bytes_on_disk
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
-from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task
+from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of
 from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
@@ -186,8 +184,8 @@ def prepare(
     asked = chosen.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
     started = time.perf_counter()
     split = _resolve(origin, previous, classes, ids) if split is None else split
-    if "recipe" in chosen.needs and origin.recipe is None:
-        _ = Task(origin, split).recipe  # says what to do without one
+    if "recipe" in chosen.needs:
+        recipe_of(origin)
     known = linearisation or (previous.linearisation if previous else None)
     task = Task(origin, split)
     if "rows" in chosen.needs:
@@ -240,6 +238,7 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
     speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.data.inputs)
     calibrating = time.perf_counter() - started if measured else 0.0
     memory = memory_allowed(rows.memory_budget)
+    whole = task.split.of_whole_classes(run.data.labels.cpu())
 
     def problem(method: Method, options: dict[str, Any]) -> Problem:
         return Problem(
@@ -252,7 +251,7 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
             places=_places(task),
             ready=task.linearisation is not None,
             on_disk=0 if rows.folder is None else bytes_on_disk(rows.folder),
-            whole_classes=_only_whole_classes(run, task.split),
+            whole_classes=len(whole) > 0 and bool(whole.all()),
             memory=memory,
         )
 
@@ -288,11 +287,6 @@ def _usable(linearisation: Linearisation | None, run: Run, rows: RowOptions) -> 
         return None
     linearisation.check_run(run)
     return linearisation
-
-
-def _only_whole_classes(run: Run, split: Split) -> bool:
-    labels = run.data.labels.cpu()[split.forget]
-    return len(labels) > 0 and bool(torch.isin(labels, torch.tensor(split.whole_classes, dtype=labels.dtype)).all())
 
 
 def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -> Split:

@@ -66,6 +66,16 @@ class RowOptions:
 ROW_OPTIONS = tuple(option.name for option in fields(RowOptions))
 
 
+def recipe_of(run: Run) -> Recipe:
+    """The run's recipe, or an error that says what to do without one."""
+    if run.recipe is None:
+        raise InputError(
+            "This method replays the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
+            "settings the model was fine-tuned with; or use method='fast-ntk', which needs only the anchor."
+        )
+    return run.recipe
+
+
 @dataclass(eq=False)
 class Task:
     """A request on a run. ``stages``: seconds by stage, filled in as they pass."""
@@ -85,12 +95,7 @@ class Task:
     @property
     def recipe(self) -> Recipe:
         """The run's recipe, or an error that says what to do without one."""
-        if self.run.recipe is None:
-            raise InputError(
-                "This method replays the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
-                "settings the model was fine-tuned with; or use method='fast-ntk', which needs only the anchor."
-            )
-        return self.run.recipe
+        return recipe_of(self.run)
 
     @cached_property
     def engine(self) -> RowEngine:

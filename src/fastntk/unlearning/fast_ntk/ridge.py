@@ -137,7 +137,7 @@ def _raised(
     rows: Rows | TangentOperator, outputs: Tensor, labels: Tensor, split: Split, *, step: Tensor, offset: Tensor, fitted: float
 ) -> float:
     """The least scale from ``fitted`` on at which no forgotten sample of a whole class is predicted to be of it."""
-    samples = split.forget[torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))]
+    samples = split.forget[split.of_whole_classes(labels)]
     if len(samples) == 0 or fitted <= 0:
         return fitted
     part = rows.subset(samples)

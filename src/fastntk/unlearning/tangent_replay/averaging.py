@@ -90,7 +90,7 @@ def _seeds(average: Average, labels: Tensor, split: Split) -> int:
     """How many seeds to replay without the forget set: several where nothing but whole classes goes."""
     if average != "auto":
         return average
-    whole = torch.isin(labels[split.forget], torch.tensor(split.whole_classes, dtype=labels.dtype))
+    whole = split.of_whole_classes(labels)
     return SEEDS if len(whole) and bool(whole.all()) else 1
 
 

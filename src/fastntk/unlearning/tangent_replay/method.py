@@ -66,8 +66,8 @@ def tangent_replay(
 def _cost(problem: Problem) -> list[Route]:
     stored = [place for place in problem.places if place in ("memory", "disk")]
     if not stored:
-        unstored = Route(problem.method, "stream", "replays", math.nan, fits=False, why_not="needs stored rows")
-        return [unstored]
+        why = "needs stored rows: give rows='disk' and folder=..., or raise memory_budget"
+        return [Route(problem.method, "stream", "replays", math.nan, fits=False, why_not=why)]
     routes = [_route(problem, place, problem.recipe or Recipe()) for place in stored]
     return [without_recipe(route) for route in routes] if problem.recipe is None else routes
 
