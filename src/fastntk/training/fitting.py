@@ -6,30 +6,57 @@ Retraining is the same call with ``keep``; nothing here knows about unlearning.
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 from torch import Tensor, nn
 
+from fastntk.base.atomic import new_folder
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.loop import batch_loss, descend
 from fastntk.training.network import check_samples, fast_layout, training_mode
 from fastntk.training.recipe import Recipe
+from fastntk.training.recording import FitRecorder
 from fastntk.training.run import Run
 from fastntk.training.speed import measure_speed
+from fastntk.training.trace import Trace
+from fastntk.training.trace_folder import read_trace, seal_trace
 from fastntk.tuning import Subset
 
 
-def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe) -> Run:
-    """Fine-tune the subset on the samples, in place, and return the run. Deterministic for a seed."""
+def fit(
+    model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, trace: bool | str | Path | None = None
+) -> Run:
+    """Fine-tune the subset on the samples, in place, and return the run. Deterministic for a seed.
+
+    ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights are
+    the same bytes with and without.
+    """
     anchor = subset.get()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        history = train(model, subset, samples, recipe)
-    except BaseException:
-        subset.set(anchor)
-        for name, buffer in model.named_buffers():  # BatchNorm statistics, where the recipe updates them
-            buffer.copy_(buffers[name])
-        raise
-    return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history))
+    recorded: Trace | None = None
+    with contextlib.ExitStack() as stack:
+        recorder = None
+        if trace is not None and trace is not False:
+            check_samples(model, samples)
+            folder = None if trace is True else stack.enter_context(new_folder(Path(trace)))
+            recorder = stack.enter_context(FitRecorder(model, subset, samples, recipe, folder=folder))
+            stack.callback(recorder.writer.close)
+        try:
+            history = train(model, subset, samples, recipe, recorder=recorder)
+            if recorder is not None:
+                recorded, digests = recorder.writer.finish(recorder.facts(), samples)
+                if folder is not None:
+                    seal_trace(recorded, folder, digests)
+        except BaseException:
+            subset.set(anchor)
+            for name, buffer in model.named_buffers():  # BatchNorm statistics, where the recipe updates them
+                buffer.copy_(buffers[name])
+            raise
+    if recorded is not None and not isinstance(trace, bool) and trace is not None:
+        recorded = read_trace(Path(trace), verify=False)
+    return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded)
 
 
 def train(
@@ -40,6 +67,7 @@ def train(
     *,
     keep: Tensor | None = None,
     description: str = "fine-tuning",
+    recorder: FitRecorder | None = None,
 ) -> list[dict[str, float]]:
     """Follow the recipe from the model's present values, on the kept samples; return the history."""
     check_samples(model, samples)
@@ -47,12 +75,23 @@ def train(
     inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(samples.inputs.device)
 
     def loss(batch: Tensor) -> tuple[Tensor, int]:
+        if recorder is not None:
+            recorder.begin_batch(batch)
         outputs = logits(model, inputs[batch])
         return batch_loss(outputs, labels[batch], recipe), int((outputs.argmax(1) == labels[batch]).sum())
 
     try:
         with training_mode(model, recipe):
-            return descend(parameters, loss, recipe, count=len(samples), keep=keep, description=description)
+            return descend(
+                parameters,
+                loss,
+                recipe,
+                count=len(samples),
+                keep=keep,
+                description=description,
+                watch=None if recorder is None else recorder.watch,
+                gradient=None if recorder is None else recorder.gradient,
+            )
     finally:
         for parameter in parameters:
             parameter.grad = None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.training.recipe import Recipe
+from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
 
 
@@ -24,7 +25,8 @@ class Run:
     """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
 
     ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was loaded without
-    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known.
+    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``: the path
+    of the fine-tuning, where it was recorded.
     """
 
     model: nn.Module
@@ -34,6 +36,7 @@ class Run:
     recipe: Recipe | None = None
     history: tuple[dict[str, float], ...] = ()
     source: dict[str, Any] | None = field(default=None)
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         if self.subset.model is not self.model:
@@ -46,6 +49,8 @@ class Run:
             )
         if not torch.isfinite(self.anchor).all():
             raise InputError("Run: the anchor has NaN or infinite entries.")
+        if self.trace is not None:
+            self.trace.check(self.subset, self.anchor, self.samples)
 
     @property
     def data(self) -> Samples:
@@ -53,6 +58,11 @@ class Run:
         if self.samples is None:
             raise InputError("This run was loaded without its data: Run.load(folder, samples=...) supplies it.")
         return self.samples
+
+    @property
+    def listed(self) -> Samples:
+        """Ids, labels and class names: of the samples, or of the trace where there are none (its inputs then have no pixels)."""
+        return self.trace.listed if self.samples is None and self.trace is not None else self.data
 
     def save(self, folder: str | Path) -> Path:
         """Write the run to a new folder, atomically: see ``fastntk.save_run``."""

@@ -1,0 +1,137 @@
+"""Recording a fine-tuning by ``fit``: hangs on the head's input and on the gradients, adds no pass and changes no weight."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import InputError
+from fastntk.data import Samples
+from fastntk.training.loop import learning_rate
+from fastntk.training.network import eval_mode
+from fastntk.training.recipe import Recipe
+from fastntk.training.trace import TraceFacts, TraceWriter, describe
+from fastntk.tuning import Subset, find_head
+
+
+class FitRecorder:
+    """Sees one ``fit`` by a recipe: ``with recorder: …`` around it, then :meth:`facts`."""
+
+    def __init__(self, model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, folder: Any = None) -> None:
+        from fastntk.models import logits
+
+        name, self._head = find_head(model)
+        prefix = f"{name}." if name else ""
+        self._weight_name, self._bias_name = f"{prefix}weight", f"{prefix}bias"
+        with torch.no_grad(), eval_mode(model):
+            with self:
+                outputs = logits(model, samples.inputs[:2])
+            features = self._features
+        self._check(subset, features, outputs)
+        self._subset, self._recipe = subset, recipe
+        self._body = tuple(each for each in subset.names if each not in (self._weight_name, self._bias_name))
+        self._anchor = subset.get()
+        self._classes, self._width = outputs.shape[1], features.shape[1]
+        self._steps = recipe.epochs * math.ceil(len(samples) / recipe.batch_size)
+        size = trace_size(subset, samples, recipe, features=self._width)
+        self.writer = TraceWriter(
+            features=self._width,
+            body=sum(subset.parameters[each].numel() for each in self._body),
+            width=subset.numel,
+            dtype=self._anchor.dtype,
+            half=size["half"],
+            gradients=size["gradients"],
+            folder=folder,
+        )
+        self._batch = torch.empty(0, dtype=torch.long)
+        self._taken = 0
+
+    def __enter__(self) -> FitRecorder:
+        self._hook = self._head.register_forward_pre_hook(self._seen)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._hook.remove()
+
+    def _seen(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._features = args[0].detach()
+
+    def _check(self, subset: Subset, features: Tensor, outputs: Tensor) -> None:
+        if self._weight_name not in subset.names:
+            raise InputError(
+                f"A trace follows the head while the rest moves little, and the head ({self._weight_name}) is not tuned. "
+                "Tune it as well (tune(model, '…+head')), or fit without trace."
+            )
+        if features.dim() != 2:
+            raise InputError(
+                f"A trace needs a head on flat features (n, H); {self._weight_name.rpartition('.')[0]} is given "
+                f"{tuple(features.shape)}. Fit without trace."
+            )
+        made = nn.functional.linear(features, self._head.weight, self._head.bias)
+        if made.shape != outputs.shape or not torch.allclose(made, outputs, rtol=1e-3, atol=1e-4):
+            raise InputError(
+                "A trace needs a model whose logits are its head's output, W·h + b; here something follows the head. "
+                "Fit without trace."
+            )
+
+    def begin_batch(self, batch: Tensor) -> None:
+        """The loop is about to look at these samples."""
+        self._batch = batch
+
+    def watch(self, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        """An epoch begins."""
+        self.writer.epoch(self._subset.get())
+
+    def gradient(self, loss: Tensor) -> list[Tensor]:
+        """The gradients of the batch, recorded on their way to the optimiser."""
+        parameters = self._subset.parameters
+        gradients = list(torch.autograd.grad(loss, list(parameters.values())))
+        body = None
+        if self.writer.keeps_gradients:
+            parts = [grad.reshape(-1) for name, grad in zip(parameters, gradients) if name in self._body]
+            body = torch.cat(parts) if parts else self._anchor[:0]
+        rate = learning_rate(self._recipe, self._taken, self._steps)
+        self.writer.step(self._batch, self._features, body, rate=rate)
+        self._taken += 1
+        return gradients
+
+    def facts(self) -> TraceFacts:
+        """What is known once the loop is over."""
+        recipe = self._recipe
+        adam = recipe.optimizer == "adam"
+        self.writer.epoch(self._subset.get())
+        return TraceFacts(
+            classes=self._classes,
+            features=self._width,
+            head_weight=self._weight_name,
+            head_bias=self._bias_name if self._bias_name in self._subset.names else None,
+            body=self._body if self.writer.keeps_gradients else (),
+            left=() if self.writer.keeps_gradients else self._body,
+            optimizer="Adam" if adam else "SGD",
+            options={} if adam else {"momentum": recipe.momentum},
+            penalty=recipe.weight_decay,
+            loss=recipe.loss,
+            anchor=tensor_digest(self._anchor),
+            trained=tensor_digest(self._subset.get()),
+        )
+
+
+def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: int | None = None) -> dict[str, Any]:
+    """What a trace of this fine-tuning would take: see :func:`fastntk.training.trace.describe`."""
+    name, head = find_head(subset.model)
+    prefix = f"{name}." if name else ""
+    head_numbers = sum(subset.parameters[each].numel() for each in (f"{prefix}weight", f"{prefix}bias") if each in subset.names)
+    return describe(
+        visits=recipe.epochs * len(samples),
+        features=head.weight.shape[1] if features is None else features,
+        steps=recipe.epochs * math.ceil(len(samples) / recipe.batch_size),
+        body=subset.numel - head_numbers,
+        epochs=recipe.epochs,
+        width=subset.numel,
+        itemsize=subset.get().element_size(),
+    )

@@ -1,0 +1,112 @@
+"""Rows of numbers that grow while something is recorded and are read in slices afterwards, in memory or in a file.
+
+A file holds the plain numbers, row after row: it is appended to, never rewritten, and hashed on the way. Reading takes slices, so
+a file larger than memory costs no more memory than a slice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastntk.base.errors import InputError
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int32)}
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """``length`` rows of ``shape`` each; ``data`` holds them, or is the file that does."""
+
+    length: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    data: Tensor | Path
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.length * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Rows ``start`` to ``stop``, (stop − start, *shape); those of a series in memory are not copied."""
+        if not 0 <= start <= stop <= self.length:
+            raise InputError(f"rows {start} to {stop} of a series of {self.length}")
+        if isinstance(self.data, Tensor):
+            return self.data[start:stop]
+        numbers = np.fromfile(
+            self.data,
+            dtype=str(self.dtype).removeprefix("torch."),
+            count=(stop - start) * math.prod(self.shape),
+            offset=start * self._row_bytes,
+        )
+        return torch.from_numpy(numbers).reshape(stop - start, *self.shape)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.read(index, index + 1)[0]
+
+    def to_memory(self) -> Tensor:
+        """All rows as one tensor."""
+        return self.read(0, self.length)
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Series:
+        """A series in memory."""
+        return cls(len(rows), tuple(rows.shape[1:]), rows.dtype, rows)
+
+    def facts(self) -> dict[str, Any]:
+        """JSON-able: what has to be known to read the file again."""
+        return {"rows": self.length, "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+class SeriesWriter:
+    """Appends rows of one shape and dtype, to memory or to ``path``."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, path: Path | None = None) -> None:
+        self._shape, self._dtype, self._path = shape, dtype, path
+        self._kept: list[Tensor] = []
+        self._length = 0
+        self._sha = hashlib.sha256()
+        self._stream = None if path is None else path.open("xb")
+
+    def append(self, rows: Tensor) -> None:
+        """Add rows (k, *shape)."""
+        plain = rows.detach().to("cpu", self._dtype, copy=True).contiguous()
+        if tuple(plain.shape[1:]) != self._shape:
+            raise InputError(f"rows of shape {tuple(plain.shape[1:])} for a series of shape {self._shape}")
+        self._length += len(plain)
+        if self._stream is None:
+            self._kept.append(plain)
+            return
+        data = plain.numpy().tobytes()
+        self._stream.write(data)
+        self._sha.update(data)
+
+    def finish(self) -> tuple[Series, str | None]:
+        """The series, and the SHA-256 of its file."""
+        if self._stream is None:
+            whole = torch.cat(self._kept) if self._kept else torch.empty(0, *self._shape, dtype=self._dtype)
+            self._kept = []
+            return Series.of(whole), None
+        self.close()
+        assert self._path is not None
+        return Series(self._length, self._shape, self._dtype, self._path), self._sha.hexdigest()
+
+    def close(self) -> None:
+        """Close the file; what is not finished is for its owner to remove."""
+        if self._stream is not None and not self._stream.closed:
+            self._stream.close()
