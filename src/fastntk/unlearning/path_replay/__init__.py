@@ -1,0 +1,1 @@
+"""``path-replay``: the recorded fine-tuning walked again without the forgotten samples; see docs/method.md."""
