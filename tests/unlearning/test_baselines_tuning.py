@@ -40,7 +40,7 @@ def data(n: int = 60) -> fastntk.Samples:
 def made(model: nn.Module | None = None) -> fastntk.Run:
     torch.manual_seed(0)
     model = (model or nn.Sequential(nn.Linear(6, 3))).eval()
-    return fastntk.fit(model, fastntk.tune(model, "head"), data(), fastntk.Recipe(epochs=8, lr=0.05, batch_size=16))
+    return fastntk.fit(model, fastntk.tune(model, "head"), data(), fastntk.Recipe(epochs=8, lr=0.05, batch_size=16), trace=True)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
     w = θ − Σ_{t: B_t ∩ D_f ≠ ∅} (w_{t+1} − w_t),    then epochs of min_w L_r(w) + wd/2·‖w − w0‖² from there
 
-The paper keeps the update of every batch that holds sensitive samples; here all follow from the trace. What the retained samples of
-those batches taught goes with them, and later steps, which were taken from where the earlier ones had led, stay as they were. With
-batches of 64 and a random tenth of the samples nearly every batch holds one: nearly everything is taken back, and what comes after
-is training from about the anchor. So the method needs D_f in few batches, or the training afterwards, as the paper advises.
+The paper keeps the updates of batches that hold sensitive samples; here all follow from the trace. What the retained samples of
+those batches taught goes with them, and later steps, taken from where the earlier ones had led, stay as they were. With batches of
+64 and a tenth of the samples nearly every batch holds one: nearly everything is taken back, and what comes after is training from
+about the anchor. So the method needs D_f in few batches, or the training afterwards, as the paper advises.
 """
 
 from __future__ import annotations
