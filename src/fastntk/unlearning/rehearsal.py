@@ -92,8 +92,8 @@ def rehearse(
     validation: float = 0.2,
     seed: int = 0,
 ) -> Rehearsal:
-    """Fine-tune a copy of the run again from its anchor, without a ``validation`` share of the retained samples; recorded where the
-    run was.
+    """Fine-tune a copy of the run again from its anchor, without a ``validation`` share of the retained samples; recorded where
+    the run was.
 
     The share is drawn from each class (rounded, at least one, and at least one stays), never from the samples to forget.
     """

@@ -1,6 +1,7 @@
-"""``deltagrad`` (Wu, Dobriban and Davidson 2020): the recorded training again without D_f, most gradients not computed but guessed.
+"""``deltagrad`` (Wu, Dobriban and Davidson 2020): the recorded training again without D_f, most gradients guessed.
 
-At step t the batch has B samples, r of them forgotten. w_t and g_t: parameters and batch gradient of the recorded path; w': the new
+At step t the batch has B samples, r of them forgotten. w_t, g_t: parameters and batch gradient of the recorded path; w': the new
+parameters.
 
     batch gradient at w'      g ≈ g_t + H (w' − w_t)              H: L-BFGS matrix of the newest pairs (w' − w_t, g(w') − g_t)
                               g computed on the network           in the first burn_in steps, and every period-th step after them
@@ -8,8 +9,8 @@ At step t the batch has B samples, r of them forgotten. w_t and g_t: parameters 
     step                      the run's own optimiser, rate and penalty
 
 Paper: gradient descent, or SGD with large batches, on strongly convex losses; for networks a variant that computes the gradient
-wherever the guess cannot be trusted. Here: that variant, driven through the run's optimiser (Adam, momentum) with batches as small
-as the recipe's. Because that is how runs are made; pairs of such batches tell of other batches' Hessians only roughly, and the
+wherever the guess cannot be trusted. Here: that variant, driven through the run's optimiser (Adam, momentum), with batches as
+small as the recipe's. Because that is how runs are made; pairs of such batches tell of other batches' Hessians only roughly, and the
 promise of the paper's theorems does not reach here. ``period=1`` computes everything and is Retrain.
 """
 
@@ -88,8 +89,8 @@ class _Gradients:
         data, self._recipe = task.run.data, task.recipe
         if self._recipe.bn_stats == "update":
             raise InputError(
-                "Method 'deltagrad' needs gradients of single samples' losses, and with bn_stats='update' those depend on the rest "
-                "of the batch. Use method='retrain', or fine-tune with bn_stats='frozen'."
+                "Method 'deltagrad' needs gradients of single samples' losses, and with bn_stats='update' those depend on the "
+                "rest of the batch. Use method='retrain', or fine-tune with bn_stats='frozen'."
             )
         check_samples(task.run.model, data)
         self._model = working_copy(task.run)
