@@ -63,15 +63,16 @@ def _block(engine: RowEngine, title: str, names: list[str] | set[str]) -> Block:
 
 def _owners(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """By parameter name: the blocks it lies in, one unless modules share it."""
-    layers = [path for path, module in model.named_modules(remove_duplicate=False) if any(True for _ in module.parameters(recurse=False))]
+    aliases = dict(model.named_parameters(remove_duplicate=False))
+    layers = {alias.rpartition(".")[0] for alias in aliases}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[str, dict[str, None]] = {name: {} for name in names.values()}
-    for alias, parameter in model.named_parameters(remove_duplicate=False):
+    for alias, parameter in aliases.items():
         owners[names[id(parameter)]][_owner(alias, layers)] = None
     return {name: tuple(found) for name, found in owners.items()}
 
 
-def _owner(parameter: str, layers: list[str]) -> str:
+def _owner(parameter: str, layers: set[str]) -> str:
     """The block of one parameter by its name; ``layers``: all modules that hold parameters themselves.
 
     The deepest numbered module around it that holds at least three layers; else the outermost numbered one; else its own
