@@ -76,6 +76,11 @@ def residual() -> tuple[nn.Module, tuple[int, ...]]:
     return Residual(), (4,)
 
 
+def staged() -> tuple[nn.Module, tuple[int, ...]]:
+    stages = [nn.Sequential(ScaledBlock(), ScaledBlock()), nn.Sequential(nn.LayerNorm(6), ScaledBlock())]
+    return nn.Sequential(*stages, nn.Linear(6, 3)), (6,)
+
+
 def engine_of(build: Build, spec: str, *, dtype: torch.dtype = torch.float64, count: int = 3) -> tuple[RowEngine, Tensor]:
     model, shape = build()
     subset = fastntk.tune(model, spec)
@@ -98,6 +103,7 @@ NAMES: list[tuple[Build, str, list[str]]] = [
     (nested, "norm+head", ["1", "0"]),
     (group_norm, "all", ["hidden", "norm2", "conv2", "norm1", "conv1"]),
     (odd, "all", ["norm", "token", "scale", "conv"]),
+    (staged, "all", ["1.1", "1", "0.1", "0.0"]),
     (residual, "all", ["norm", "chain.0", "chain.1", "chain.2", "stem", "unused"]),
 ]
 
