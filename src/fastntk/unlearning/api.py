@@ -73,9 +73,9 @@ def plan(
 ) -> Plan:
     """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
 
-    ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows. ``options``:
-    those of the one method. Budgets are in bytes; None means 70 % of the memory available and 90 % of the free disk where the rows
-    would go (``folder``, or the system's folder for temporary files). Without classes and ids, Retrain is counted with all samples.
+    ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows.
+    ``options``: those of the one method. Budgets are in bytes; None means 70 % of the memory available and 90 % of the free disk
+    where the rows would go (``folder``, or the temporary folder). Without classes and ids, Retrain is counted with all samples.
     """
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
