@@ -25,8 +25,8 @@ class Run:
     """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
 
     ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was loaded without
-    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``: the path
-    of the fine-tuning, where it was recorded.
+    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``: the
+    path of the fine-tuning, where it was recorded.
     """
 
     model: nn.Module

@@ -4,8 +4,8 @@
 
 The paper keeps the updates of batches that hold sensitive samples; here all follow from the trace. What the retained samples of
 those batches taught goes with them, and later steps, taken from where the earlier ones had led, stay as they were. With batches
-of 64 and a tenth of the samples nearly every batch holds one: nearly everything is taken back, and what comes after is training from
-about the anchor. So the method needs D_f in few batches, or the training afterwards, as the paper advises.
+of 64 and a tenth of the samples nearly every batch holds one: nearly everything is taken back, and what comes after is training
+from about the anchor. So the method needs D_f in few batches, or the training afterwards, as the paper advises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastntk.unlearning.ranges import checked
 def amnesiac(
     task: Task, *, epochs: int = 3, lr: float = 2e-3, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
 ) -> Outcome:
-    """``epochs``: of training on the retained samples once the updates are taken back; 0: none. An empty request moves nothing."""
+    """``epochs``: of training on the retained samples once updates are taken back; 0: none. An empty request moves nothing."""
     options = checked("amnesiac", RANGES, locals())
     if not len(task.split.forget):
         return unmoved(task, options)

@@ -10,8 +10,8 @@ parameters.
 
 Paper: gradient descent, or SGD with large batches, on strongly convex losses; for networks a variant that computes the gradient
 wherever the guess cannot be trusted. Here: that variant, driven through the run's optimiser (Adam, momentum), with batches as
-small as the recipe's. Because that is how runs are made; pairs of such batches tell of other batches' Hessians only roughly, and the
-promise of the paper's theorems does not reach here. ``period=1`` computes everything and is Retrain.
+small as the recipe's. Because that is how runs are made; pairs of such batches tell of other batches' Hessians only roughly, and
+the promise of the paper's theorems does not reach here. ``period=1`` computes everything and is Retrain.
 """
 
 from __future__ import annotations

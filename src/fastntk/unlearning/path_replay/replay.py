@@ -4,12 +4,12 @@ With B_t the batch of step t, R_t its retained part, x the tuned parameters of t
 
     features   h'_i = h_i(t) + M_i(t) (x'_t − x_t)
     logits     f'_i = W'_t h'_i + b'_t
-    gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the path
-    step       the optimiser's own, with the recorded rate and clipping factor
+    gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the
+    path step       the optimiser's own, with the recorded rate and clipping factor
 
 All paths are lanes of one stack: lane 0 is the recorded one (all samples, x = x_t), the others leave samples out. A lane that
-leaves nothing out ends where lane 0 does, to the last bit, so what a request changes is the difference of its lane and lane 0. M is
-:mod:`fastntk.unlearning.path_replay.motion`; without one (depth ``head``) the body stays on its recorded path and h' = h.
+leaves nothing out ends where lane 0 does, to the last bit, so what a request changes is the difference of its lane and lane 0. M
+is :mod:`fastntk.unlearning.path_replay.motion`; without one (depth ``head``) the body stays on its recorded path and h' = h.
 """
 
 from __future__ import annotations
@@ -114,16 +114,18 @@ def replay(
     shaped = _views(grads, facts.classes, facts.features, both.bias is not None)
     for epoch in track(range(trace.epochs), description):
         first, last = epochs[epoch], epochs[epoch + 1]
-        moved_order = None if order is None else order(epoch, bounds[last] - bounds[first])
+        other: tuple[Tensor, Tensor] | None = None
+        if order is not None:
+            turn = order(epoch, bounds[last] - bounds[first])
+            other = trace.visited[bounds[first] : bounds[last]][turn], trace.features.read(bounds[first], bounds[last])[turn]
         for step in range(first, last):
             if step in points:
                 copies[step] = _copied(both)
             start, stop = bounds[step], bounds[step + 1]
-            if moved_order is None:
+            if other is None:
                 samples, h = trace.visited[start:stop], trace.features.read(start, stop)
             else:
-                where = moved_order[start - bounds[first] : stop - bounds[first]] + bounds[first]
-                samples, h = trace.visited[where], torch.stack([trace.features[i] for i in where.tolist()])
+                samples, h = (part[start - bounds[first] : stop - bounds[first]] for part in other)
             weight = mask[:, samples]
             count = weight.sum(1, keepdim=True)
             skipped = bool((count[1:] == 0).any())
@@ -222,4 +224,5 @@ def _joined(recorded: Lanes, lanes: Lanes, *, into: Lanes | None = None) -> Lane
 
 
 def _copied(lanes: Lanes) -> Lanes:
-    return _views(lanes.values.clone(), *lanes.head.shape[1:], lanes.bias is not None)
+    classes, features = lanes.head.shape[1:]
+    return _views(lanes.values.clone(), classes, features, lanes.bias is not None)
