@@ -149,7 +149,7 @@ def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
 
 
 def test_every_baseline_has_a_space_and_the_default_budget_fits_all() -> None:
-    assert set(BASELINES) == set(METHODS) - {"fast-ntk", "tangent-replay", "retrain", "full"}
+    assert set(BASELINES) == set(METHODS) - {"fast-ntk", "tangent-replay", "path-replay", "retrain", "full"}
     for method in BASELINES:
         space = METHODS[method].search_space
         assert space.keys() <= METHODS[method].options.keys()
