@@ -49,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
     run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
+    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path)")
+    run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path)")
+    run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
     pages = commands.add_parser("pages", help="write pages from the records")
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
@@ -65,12 +68,14 @@ def _run(options: argparse.Namespace) -> int:
     from fastntk.base.errors import InputError
     from fastntk.base.progress import show_progress
     from fastntk.reproduce.runner import plan, run_steps
-    from lab import single
+    from lab import path, single
 
     if options.threads is not None:
         if options.threads < 1:
             raise InputError(f"--threads must be at least 1, got {options.threads}.")
         torch.set_num_threads(options.threads)
+    if options.name != "path" and (options.seeds or options.rows or options.finish):
+        raise InputError("--seeds, --rows and --finish are options of 'run path'; the other experiments run all that is missing.")
     work = options.work or options.out / "work"
     if options.name == COMPARISON and not options.plan:
         from lab.comparison import tune
@@ -82,6 +87,19 @@ def _run(options: argparse.Namespace) -> int:
     if unknown:
         raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
     settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
+    if options.name == "path":
+        for setting in settings:
+            path.run(
+                setting,
+                out=options.out,
+                work=work,
+                shared=options.shared,
+                seeds=options.seeds,
+                rows=options.rows,
+                only_plan=options.plan,
+                only_finish=options.finish,
+            )
+        return 0
     if options.name == "single":
         for setting in settings:
             single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
