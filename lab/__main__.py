@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAIT = "OMP_WAIT_POLICY"
 COMPARISON = "comparison"
-PAGES = ("unlearning", COMPARISON, "development", "tables", "architecture")
+PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,6 +146,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     from lab.development_page import development_page
     from lab.expectation import expectation_table
     from lab.headline import filled, headline
+    from lab.path_page import path_page
     from lab.results_page import results_page
     from lab.settings import EXPERIMENTS
     from lab.unlearning_page import page
@@ -159,6 +160,8 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
+    if name == "path":
+        return {docs / "results-path.md": path_page(EXPERIMENTS[name], out=out).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, timed_retrain, traced_fit
+from lab.path_page import COLUMNS, _null, _separation, path_page
 from lab.settings import DEVELOPMENT, PATH, RELEARNED
 from tiny_cells import TINY as BASE
 
@@ -148,6 +150,54 @@ def test_retrain_is_timed_on_its_first_epochs_and_scaled(shared_work: Path) -> N
     timed = timed_retrain(open_experiment(longer, shared=Path("nowhere"), work=shared_work), TINY.requests[0], 100)
     assert timed["epochs_timed"] == 2
     assert timed["wall"] > 0
+
+
+def table(text: str, request: str) -> dict[str, list[str]]:
+    """The cells of a request's table, by row."""
+    part = text.split(f"forget {request}\n")[1].split("##")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")][2:]
+    return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_the_page_says_what_was_not_run(tmp_path: Path, shared_work: Path) -> None:
+    nothing = table(path_page([TINY], out=tmp_path), "class 0")
+    assert all(cells == ["not run"] * (len(COLUMNS) - 1) for cells in nothing.values())
+    assert list(nothing) == ["Retrain", "Full", "memo", "fast-ntk"]
+    run(tmp_path, shared_work, rows=["memo"])
+    text = path_page([TINY], out=tmp_path)
+    assert text == path_page([TINY], out=tmp_path)
+    assert "Retrain's spread over 3 pairs of seeds" in text
+    rows = table(text, "class 0")
+    assert rows["fast-ntk"] == ["not run"] * (len(COLUMNS) - 1)
+    assert rows["memo"][0] == "2"
+    assert rows["Retrain"][0] == "3"
+    assert rows["memo"][-1] == "2 models: too few"
+
+
+def test_the_page_shows_multiples_of_the_spread(tmp_path: Path, shared_work: Path) -> None:
+    run(tmp_path, shared_work, rows=["memo"], seeds=[100])
+    run(tmp_path, shared_work, seeds=[101], rows=["memo"])
+    between = read(tmp_path, "between")["requests"]["class-0"]
+    unit = fmean(pair["forget"] for pair in between["spread"].values())
+    seeds = [read(tmp_path, f"seed{seed}")["rows"]["memo"]["requests"] for seed in TINY.seeds]
+    same = fmean(entry["class-0"]["same"]["forget"] for entry in seeds) / unit
+    others = fmean(fmean(d["forget"] for d in each["by_seed"].values()) for each in between["others"]["memo"].values()) / unit
+    first = fmean(part["ratio"]["wall"] for entry in seeds for part in entry.values() if part["place"] == "first")
+    cells = dict(zip(COLUMNS[1:], table(path_page([TINY], out=tmp_path), "class 0")["memo"]))
+    assert cells["TV same, D_f / hold-out"].startswith(f"{same:.2f} ±")
+    assert cells["TV others, D_f / hold-out"].startswith(f"{others:.2f} ±")
+    assert float(cells["first × Retrain"].split(" ")[0]) == pytest.approx(first, abs=6e-3)
+
+
+def test_u_lira_stands_beside_retrains_against_retrains() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(8, 50, generator=generator).round(decimals=4).tolist()
+    retrains = {seed: {"confidences": row} for seed, row in enumerate(values)}
+    shifted = {seed: {"confidences": [value + 3 for value in row]} for seed, row in enumerate(values[:4])}
+    assert abs(float(_null(retrains).split(" ")[0]) - 0.5) < 0.1
+    assert _null(retrains).endswith("(4 a side)")
+    assert float(_separation(shifted, retrains).split(" ")[0]) > 0.9
+    assert _null(dict(list(retrains.items())[:7])) == "7 models: too few for two sides"
 
 
 def test_unknown_seeds_and_rows_are_refused(tmp_path: Path) -> None:
