@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
                 only_finish=options.finish,
             )
         return 0
-    if options.name == "single":
+    if options.name in ("single", "single-path"):
         for setting in settings:
             single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
         return 0
@@ -161,7 +161,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
     if name == "path":
-        return {docs / "results-path.md": path_page(EXPERIMENTS[name], out=out).encode()}
+        return {docs / "results-path.md": path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], out=out).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -48,6 +48,8 @@ from lab.path_models import (
 )
 from lab.settings import RELEARNED
 
+DROPPED = ("seconds", "peak_memory_bytes", "outside_subset", "request", "summary", "moved", "trace", "rows")
+"""Of a result's details: recorded elsewhere, or the same in all."""
 RENEW = 900.0
 """Seconds after which Retrain is timed again."""
 
@@ -257,7 +259,7 @@ class PathSeed:
                 "retrain": timed,
                 "ratio": {"wall": wall / max(timed["wall"], 1e-9), "cpu": cpu / max(timed["cpu"], 1e-9)},
                 "peak_memory_bytes": result.details["peak_memory_bytes"],
-                "details": without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "request", "summary"),
+                "details": without(result.details, *DROPPED),
             }
         del run, linearisation, result
         for request, vector in vectors.items():

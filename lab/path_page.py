@@ -19,7 +19,7 @@ from fastntk.reproduce.summary import Figure
 from lab.path_between import FILE
 from lab.path_between import SCHEMA as BETWEEN
 from lab.path_models import SCHEMA
-from lab.unlearning_page import figure_text, setting_text
+from lab.unlearning_page import figure_text, setting_text, single_text
 
 HEADER = """# Replay along the recorded path, measured
 
@@ -59,10 +59,12 @@ class Line:
     others: dict[int, dict[str, Record | None]]
 
 
-def path_page(settings: Sequence[Setting], *, out: Path) -> str:
+def path_page(settings: Sequence[Setting], *, single: Sequence[Setting] = (), out: Path) -> str:
     """The whole document."""
     parts = [HEADER.format(least=LEAST), _recording(out / "bench" / "trace.json")]
-    return "\n".join([*parts, *(_setting(setting, out=out) for setting in settings), _machines(settings, out=out)])
+    parts += [_setting(setting, out=out) for setting in settings]
+    parts += [single_text(setting, out / "single" / setting.name) for setting in single]
+    return "\n".join([*parts, _machines(settings, out=out)])
 
 
 def _setting(setting: Setting, *, out: Path) -> str:

@@ -3,7 +3,7 @@
 ``UNLEARNING`` is reported; it shares settings and records with the paper's tables (:mod:`fastntk.reproduce.cells`).
 ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
 draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time. ``PATH`` replays recorded fine-tunings to
-several depths (:mod:`lab.path`).
+several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time.
 """
 
 from __future__ import annotations
@@ -124,10 +124,22 @@ PATH: tuple[Setting, ...] = (
         methods=path_rows({"last stage": 3}, points=9),
     ),
 )
+SINGLE_PATH: tuple[Setting, ...] = (
+    replace(
+        SINGLE[0],
+        name="single-path-resnet20-30",
+        methods=(
+            MethodRow("head", "path-replay", {"depth": "head", "validate": False}),
+            MethodRow("all, 1 checkpoint", "path-replay", {"depth": "all", "checkpoints": 1, "validate": False}),
+            MethodRow("all, 3 checkpoints", "path-replay", {"depth": "all", "checkpoints": 3, "validate": False}),
+        ),
+    ),
+)
 
 EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
     "unlearning": UNLEARNING,
     "development": DEVELOPMENT,
     "single": SINGLE,
     "path": PATH,
+    "single-path": SINGLE_PATH,
 }
