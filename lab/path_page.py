@@ -6,19 +6,16 @@ What was not run says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fastntk.auditing.ulira import LEAST, u_lira, u_lira_null
+from fastntk.auditing.ulira import LEAST
 from fastntk.base.text import byte_size
-from fastntk.reproduce.records import read_record, setting_folder
-from fastntk.reproduce.setting import MethodRow, Request, Setting
+from fastntk.reproduce.records import setting_folder
+from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
-from lab.path_between import FILE
-from lab.path_between import SCHEMA as BETWEEN
-from lab.path_models import SCHEMA
+from lab.path_rows import FULL, RETRAIN, PathRecords, PathRow, Relearn
+from lab.path_targets import target_lines
 from lab.unlearning_page import figure_text, setting_text, single_text
 
 HEADER = """# Replay along the recorded path, measured
@@ -42,72 +39,53 @@ mean: [metrics.md](metrics.md).
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
   all of them), which is what a perfect method would show. It needs at least {least} models a side.
 """
+TARGETS = """Means over the seeds that were run; distances are the larger of D_f and hold-out. A fifth of Retrain is asked of the last
+stage, the best quality of all parameters with 3 checkpoints and a correction.
+"""
 COLUMNS = (
-    "row", "seeds", "first × Retrain", "next × Retrain", "TV same, D_f / hold-out", "TV others, D_f / hold-out", "recovered",
+    "row", "seeds", "first × Retrain", "next × Retrain", "TV same × spread, D_f / hold-out",
+    "TV others × spread, D_f / hold-out", "recovered",
     "accuracy: retain / forget / hold-out", "relearn", "U-LiRA",
 )  # fmt: skip
-PLACES = ("forget", "holdout")
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a table: what each seed has for it, by seed; ``others``: distances to the Retrains of other seeds, by seed."""
-
-    label: str
-    entries: dict[int, Record]
-    others: dict[int, dict[str, Record | None]]
 
 
 def path_page(settings: Sequence[Setting], *, single: Sequence[Setting] = (), out: Path) -> str:
     """The whole document."""
-    parts = [HEADER.format(least=LEAST), _recording(out / "bench" / "trace.json")]
-    parts += [_setting(setting, out=out) for setting in settings]
+    records = [PathRecords.read(setting, out=out) for setting in settings]
+    parts = [HEADER.format(least=LEAST), "## Wanted, and measured\n", TARGETS, *target_lines(records), ""]
+    parts.append(_recording(out / "bench" / "trace.json"))
+    parts += [_setting(each, out=out) for each in records]
     parts += [single_text(setting, out / "single" / setting.name) for setting in single]
-    return "\n".join([*parts, _machines(settings, out=out)])
+    return "\n".join([*parts, _machines(records)])
 
 
-def _setting(setting: Setting, *, out: Path) -> str:
-    folder = out / "path" / setting.name
-    paths = {seed: folder / f"seed{seed}.json" for seed in setting.seeds}
-    records = {seed: read_record(path, schema=SCHEMA) for seed, path in paths.items() if path.exists()}
-    between = read_record(folder / FILE, schema=BETWEEN)["requests"] if (folder / FILE).exists() else {}
+def _setting(records: PathRecords, *, out: Path) -> str:
+    setting = records.setting
     parts = [setting_text(setting, setting_folder(out, setting.name)), _trace_text(records)]
-    for request in setting.requests:
-        parts.append(_table(setting, request, records, between.get(request.name, {})))
-    return "\n".join(parts)
+    return "\n".join([*parts, *(_table(records, request) for request in setting.requests)])
 
 
-def _trace_text(records: dict[int, Record]) -> str:
-    if not records:
+def _trace_text(records: PathRecords) -> str:
+    if not records.seeds:
         return "Fine-tuning with a trace: not run.\n"
-    trace = next(iter(records.values()))["fit"]["trace"]
+    trace = next(iter(records.seeds.values()))["fit"]["trace"]
     shares = ", ".join(f"{name} {byte_size(size)}" for name, size in trace["bytes"].items())
-    seconds = Figure.of(record["fit"]["wall"] for record in records.values())
+    seconds = Figure.of(record["fit"]["wall"] for record in records.seeds.values())
     return (
         f"Fine-tuning with a trace took {figure_text(seconds, 1)} s; the trace holds {trace['visits']:,} visits in "
         f"{trace['steps']:,} steps and takes {byte_size(trace['nbytes'])} ({shares}).\n"
     )
 
 
-def _table(setting: Setting, request: Request, records: dict[int, Record], between: Record) -> str:
-    spread = {place: Figure.of(pair[place] for pair in between.get("spread", {}).values() if pair) for place in PLACES}
-    lines = [f"### {setting.name}: forget {request.title}", "", _spread_text(spread), ""]
+def _table(records: PathRecords, request: Request) -> str:
+    setting = records.setting
+    lines = [f"### {setting.name}: forget {request.title}", "", _spread_text(records.spread(request)), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    retrains = {int(seed): entry for seed, entry in between.get("retrains", {}).items()}
-    lines.append(_text("Retrain", _retrain_cells(setting, request, records, retrains)))
-    full = Line("full", _references(records, request, "full"), _others(between, "full", {}))
-    lines.append(_text("Full", _cells(full, spread, retrains, setting, costs=["–", "–"])))
-    failures = []
-    for row in setting.methods:
-        line = _line(row, request, records, between)
-        lines.append(_text(row.label, _cells(line, spread, retrains, setting, costs=_costs(row, records))))
-        failures += [f"- {row.label}, seed {seed}: {why}" for seed, why in _failures(row, records).items()]
+    lines.append(_line(RETRAIN, records.retrain_row(request), len(setting.retrain_seeds)))
+    labels = [FULL, *(row.label for row in setting.methods)]
+    lines += [_line(label, records.row(label, request), len(setting.seeds)) for label in labels]
+    failures = [f"- {label}, seed {seed}: {why}" for label in labels for seed, why in records.failures(label).items()]
     return "\n".join(lines + (["", *failures] if failures else [])) + "\n"
-
-
-def _text(label: str, cells: Sequence[str]) -> str:
-    return "| " + " | ".join([label, *(cells or ["not run"] * (len(COLUMNS) - 1))]) + " |"
 
 
 def _spread_text(spread: dict[str, Figure]) -> str:
@@ -119,33 +97,25 @@ def _spread_text(spread: dict[str, Figure]) -> str:
     )
 
 
-def _line(row: MethodRow, request: Request, records: dict[int, Record], between: Record) -> Line:
-    known = {seed: record["rows"][row.label] for seed, record in records.items() if row.label in record["rows"]}
-    entries = {seed: entry["requests"][request.name] for seed, entry in known.items() if request.name in entry["requests"]}
-    return Line(row.label, entries, _others(between, row.label, {seed: entry["digest"] for seed, entry in known.items()}))
+def _line(label: str, row: PathRow | None, wanted: int) -> str:
+    cells = ["not run"] * (len(COLUMNS) - 1) if row is None else _cells(row, wanted)
+    return "| " + " | ".join([label, *cells]) + " |"
 
 
-def _references(records: dict[int, Record], request: Request, name: str) -> dict[int, Record]:
-    parts = {seed: record["references"].get(request.name) for seed, record in records.items()}
-    return {seed: part[name] for seed, part in parts.items() if part is not None}
-
-
-def _others(between: Record, label: str, digests: dict[int, str]) -> dict[int, dict[str, Record | None]]:
-    """Distances to other seeds' Retrains; those of a row that was made again since then are left out."""
-    entries = between.get("others", {}).get(label, {})
-    fitting = {int(seed): entry for seed, entry in entries.items() if entry["digest"] == digests.get(int(seed))}
-    return {seed: entry["by_seed"] for seed, entry in fitting.items()}
-
-
-def _failures(row: MethodRow, records: dict[int, Record]) -> dict[int, str]:
-    entries = {seed: record["rows"].get(row.label, {}) for seed, record in records.items()}
-    return {seed: entry["failed"] for seed, entry in entries.items() if "failed" in entry}
-
-
-def _costs(row: MethodRow, records: dict[int, Record]) -> list[str]:
-    """First and next request of a row, over all requests of the setting."""
-    parts = [part for record in records.values() for part in record["rows"].get(row.label, {}).get("requests", {}).values()]
-    return [_ratio(Figure.of(part["ratio"]["wall"] for part in parts if part["place"] == place)) for place in ("first", "next")]
+def _cells(row: PathRow, wanted: int) -> list[str]:
+    return [
+        str(row.seeds) if row.seeds == wanted else f"{row.seeds} of {wanted}",
+        _ratio(row.first),
+        _ratio(row.next),
+        _places(row.same),
+        _places(row.others),
+        figure_text(row.recovered, 2),
+        " / ".join(figure_text(figure, 1, scale=100) for figure in row.accuracy.values()),
+        "–" if row.relearn is None else _relearn(row.relearn),
+        f"{row.models} models a side: too few"
+        if row.u_lira is None
+        else f"{row.u_lira.auc:.3f} ± {row.u_lira.auc_standard_error:.3f} ({row.models} a side)",
+    ]
 
 
 def _ratio(figure: Figure) -> str:
@@ -153,90 +123,16 @@ def _ratio(figure: Figure) -> str:
     return figure_text(figure, 3 if figure.mean is not None and figure.mean < 0.1 else 2)
 
 
-def _cells(
-    line: Line, spread: dict[str, Figure], retrains: dict[int, Record], setting: Setting, *, costs: list[str]
-) -> list[str]:
-    if not line.entries:
-        return []
-    entries = line.entries
-    return [
-        _count(len(entries), len(setting.seeds)),
-        *costs,
-        _multiples({seed: entry.get("same") for seed, entry in entries.items()}, spread),
-        _multiples({seed: _mean_distance(line.others.get(seed, {})) for seed in entries}, spread),
-        figure_text(Figure.of(entry["recovered"] for entry in entries.values()), 2),
-        _accuracies(entries.values()),
-        _relearn(entries.values()),
-        _separation(entries, retrains),
-    ]
+def _places(multiples: dict[str, Figure]) -> str:
+    return " / ".join(figure_text(figure, 2) for figure in multiples.values())
 
 
-def _retrain_cells(setting: Setting, request: Request, records: dict[int, Record], retrains: dict[int, Record]) -> list[str]:
-    if not retrains:
-        return []
-    relearned = _references(records, request, "retrain").values()
-    return [
-        _count(len(retrains), len(setting.retrain_seeds)),
-        "1", "1", "0 / 0", "1.00 / 1.00 ×", "1",
-        _accuracies(retrains.values()),
-        _relearn(relearned),
-        _null(retrains),
-    ]  # fmt: skip
-
-
-def _count(known: int, wanted: int) -> str:
-    return str(known) if known == wanted else f"{known} of {wanted}"
-
-
-def _mean_distance(by_seed: dict[str, Record | None]) -> Record | None:
-    known = [distance for distance in by_seed.values() if distance is not None]
-    return {place: sum(each[place] for each in known) / len(known) for place in PLACES} if known else None
-
-
-def _multiples(distances: dict[int, Record | None], spread: dict[str, Figure]) -> str:
-    """Distances of each seed's model in units of the spread, mean ± standard deviation, by place."""
-    texts = []
-    for place in PLACES:
-        unit = spread[place].mean
-        values = [distance[place] for distance in distances.values() if distance is not None]
-        texts.append("–" if not unit or not values else figure_text(Figure.of(value / unit for value in values), 2))
-    return " / ".join(texts) + (" ×" if texts != ["–", "–"] else "")
-
-
-def _accuracies(entries: Iterable[Record]) -> str:
-    known = list(entries)
-    return " / ".join(
-        figure_text(Figure.of(entry["accuracy"][name] for entry in known), 1, scale=100) for name in ("retain", *PLACES)
-    )
-
-
-def _relearn(entries: Iterable[Record]) -> str:
-    known = [entry["relearn"] for entry in entries if "relearn" in entry]
-    if not known:
-        return "–"
-    cap, censored = known[0]["cap"], sum(entry["censored"] for entry in known)
-    if censored == len(known):
-        return f">{cap}"
-    figure = Figure.of(cap if entry["censored"] else entry["epochs"] for entry in known)
-    return f"≥ {figure.mean:.1f} ({censored} of {len(known)} >{cap})" if censored else figure_text(figure, 1)
-
-
-def _separation(entries: dict[int, Record], retrains: dict[int, Record]) -> str:
-    """U-LiRA of the row's models against the same seeds' Retrains."""
-    seeds = [seed for seed, entry in entries.items() if entry["confidences"] and seed in retrains]
-    if len(seeds) < LEAST:
-        return f"{len(seeds)} models: too few"
-    sides = [[side[seed]["confidences"] for seed in seeds] for side in (entries, retrains)]
-    result = u_lira(*sides)
-    return f"{result.auc:.3f} ± {result.auc_standard_error:.3f}"
-
-
-def _null(retrains: dict[int, Record]) -> str:
-    """U-LiRA of Retrains against Retrains."""
-    if len(retrains) < 2 * LEAST:
-        return f"{len(retrains)} models: too few for two sides"
-    result = u_lira_null([entry["confidences"] for entry in retrains.values()])
-    return f"{result.auc:.3f} ± {result.auc_standard_error:.3f} ({len(retrains) // 2} a side)"
+def _relearn(relearn: Relearn) -> str:
+    if relearn.censored == relearn.epochs.count:
+        return f">{relearn.cap}"
+    if relearn.censored:
+        return f"≥ {relearn.epochs.mean:.1f} ({relearn.censored} of {relearn.epochs.count} >{relearn.cap})"
+    return figure_text(relearn.epochs, 1)
 
 
 def _recording(path: Path) -> str:
@@ -254,11 +150,11 @@ def _recording(path: Path) -> str:
     return "\n".join(lines)
 
 
-def _machines(settings: Sequence[Setting], *, out: Path) -> str:
+def _machines(records: Sequence[PathRecords]) -> str:
     machines = set()
-    for setting in settings:
-        for path in sorted((out / "path" / setting.name).glob("seed*.json")):
-            for entry in read_record(path, schema=SCHEMA)["rows"].values():
+    for each in records:
+        for record in each.seeds.values():
+            for entry in record["rows"].values():
                 where = entry["environment"]
                 versions = ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items()))
                 commit = (where["commit"] or "unknown")[:10]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, timed_retrain, traced_fit
-from lab.path_page import COLUMNS, _null, _separation, path_page
+from lab.path_page import COLUMNS, path_page
+from lab.path_rows import PathRecords
+from lab.path_targets import WANTED, Wanted, target_lines
 from lab.settings import DEVELOPMENT, PATH, RELEARNED
 from tiny_cells import TINY as BASE
 
@@ -33,6 +35,7 @@ TINY = replace(
     methods=(MethodRow("memo", NAME), MethodRow("fast-ntk", "fast-ntk")),
     probes=False,
 )
+COSTS = {"place": "first", "ratio": {"wall": 0.1}}
 FOLDERS = {"shared": Path("nowhere")}
 
 
@@ -171,7 +174,7 @@ def test_the_page_says_what_was_not_run(tmp_path: Path, shared_work: Path) -> No
     assert rows["fast-ntk"] == ["not run"] * (len(COLUMNS) - 1)
     assert rows["memo"][0] == "2"
     assert rows["Retrain"][0] == "3"
-    assert rows["memo"][-1] == "2 models: too few"
+    assert rows["memo"][-1] == "2 models a side: too few"
 
 
 def test_the_page_shows_multiples_of_the_spread(tmp_path: Path, shared_work: Path) -> None:
@@ -184,20 +187,55 @@ def test_the_page_shows_multiples_of_the_spread(tmp_path: Path, shared_work: Pat
     others = fmean(fmean(d["forget"] for d in each["by_seed"].values()) for each in between["others"]["memo"].values()) / unit
     first = fmean(part["ratio"]["wall"] for entry in seeds for part in entry.values() if part["place"] == "first")
     cells = dict(zip(COLUMNS[1:], table(path_page([TINY], out=tmp_path), "class 0")["memo"]))
-    assert cells["TV same, D_f / hold-out"].startswith(f"{same:.2f} ±")
-    assert cells["TV others, D_f / hold-out"].startswith(f"{others:.2f} ±")
+    assert cells["TV same × spread, D_f / hold-out"].startswith(f"{same:.2f} ±")
+    assert cells["TV others × spread, D_f / hold-out"].startswith(f"{others:.2f} ±")
     assert float(cells["first × Retrain"].split(" ")[0]) == pytest.approx(first, abs=6e-3)
 
 
 def test_u_lira_stands_beside_retrains_against_retrains() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(8, 50, generator=generator).round(decimals=4).tolist()
-    retrains = {seed: {"confidences": row} for seed, row in enumerate(values)}
-    shifted = {seed: {"confidences": [value + 3 for value in row]} for seed, row in enumerate(values[:4])}
-    assert abs(float(_null(retrains).split(" ")[0]) - 0.5) < 0.1
-    assert _null(retrains).endswith("(4 a side)")
-    assert float(_separation(shifted, retrains).split(" ")[0]) > 0.9
-    assert _null(dict(list(retrains.items())[:7])) == "7 models: too few for two sides"
+    values = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)).round(decimals=4)
+    request = TINY.requests[0]
+
+    def figures(confidences: torch.Tensor) -> dict[str, Any]:
+        accuracy = dict.fromkeys(("retain", "forget", "holdout"), 1.0)
+        return {"confidences": confidences.tolist(), "accuracy": accuracy, "same": None, "recovered": 1.0}
+
+    def records(shift: float, retrains: int) -> PathRecords:
+        seeds = {
+            seed: {"references": {}, "rows": {"memo": {"digest": "", "requests": {request.name: figures(row + shift) | COSTS}}}}
+            for seed, row in enumerate(values[:4])
+        }
+        between = {"retrains": {str(seed): figures(row) for seed, row in enumerate(values[:retrains])}}
+        return PathRecords(TINY, seeds, {request.name: between})
+
+    null = records(0.0, 8).retrain_row(request)
+    assert null is not None
+    assert null.u_lira is not None
+    assert abs(null.u_lira.auc - 0.5) < 0.1
+    assert null.models == 4
+    shifted, too_few = records(3.0, 8).row("memo", request), records(0.0, 7).retrain_row(request)
+    assert shifted is not None
+    assert shifted.u_lira is not None
+    assert shifted.u_lira.auc > 0.9
+    assert too_few is not None
+    assert too_few.u_lira is None
+
+
+def test_targets_are_held_against_what_was_measured(tmp_path: Path, shared_work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = (Wanted("tiny", "memo", first=1e6, same=0.0), Wanted("tiny", "fast-ntk", u_lira=0.75, kind="class"))
+    monkeypatch.setattr("lab.path_targets.WANTED", wanted)
+    run(tmp_path, shared_work, rows=["memo"])
+    lines = [line.strip("| ").split(" | ") for line in target_lines([PathRecords.read(TINY, out=tmp_path)])[2:]]
+    assert [line[3] for line in lines] == ["first × Retrain", "TV same, × spread"] * 2 + ["U-LiRA"]
+    assert [line[-1] for line in lines] == ["yes", "**no**", "yes", "**no**", "–"]
+    assert lines[-1][-2] == "not run"
+
+
+def test_targets_name_rows_that_exist() -> None:
+    for wanted in WANTED:
+        settings = [setting for setting in PATH if setting.name.startswith(wanted.settings)]
+        assert settings
+        assert all(wanted.row in [row.label for row in setting.methods] for setting in settings)
 
 
 def test_unknown_seeds_and_rows_are_refused(tmp_path: Path) -> None:
