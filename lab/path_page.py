@@ -39,8 +39,8 @@ mean: [metrics.md](metrics.md).
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
   all of them), which is what a perfect method would show. It needs at least {least} models a side.
 """
-TARGETS = """Means over the seeds that were run; distances are the larger of D_f and hold-out. A fifth of Retrain is asked of the last
-stage, the best quality of all parameters with 3 checkpoints and a correction.
+TARGETS = """Means over the seeds that were run; distances are the larger of D_f and hold-out. A fifth of Retrain is asked of the
+last stage, the best quality of all parameters with 3 checkpoints and a correction.
 """
 COLUMNS = (
     "row", "seeds", "first × Retrain", "next × Retrain", "TV same × spread, D_f / hold-out",
