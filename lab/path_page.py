@@ -26,10 +26,11 @@ mean: [metrics.md](metrics.md).
 
 - Mean ± sample standard deviation over seeds. *Full* is the fine-tuned model with nothing done, *Retrain* the same recipe without
   the forget set, in the run's batch order. The other rows are depths of `path-replay`, and the methods that need no trace.
-- *First*, *next*: wall seconds of a request over Retrain's, measured in one process, on one thread, back to back; Retrain's
-  seconds are those of its first 2 epochs, times the number of epochs over 2. The *first* request on a run pays for everything
-  (rows, where there are some); the *next* one finds on the same run what the first left there. Which request comes first changes
-  from seed to seed, so both columns are over all requests of the setting, and the same in its tables.
+- *First*, *next*: CPU seconds of a request over Retrain's, measured in one process, on one thread, back to back; in brackets the
+  same in wall seconds, which the other work on the machine stretches now more, now less. Retrain's seconds are those of its first
+  2 epochs, times the number of epochs over 2. The *first* request on a run pays for everything (rows, where there are some); the
+  *next* one finds on the same run what the first left there. Which request comes first changes from seed to seed, so both columns
+  are over all requests of the setting, and the same in its tables.
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
   as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. 1.0 × in *others* cannot be
   told from a Retrain.
@@ -39,11 +40,11 @@ mean: [metrics.md](metrics.md).
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
   all of them), which is what a perfect method would show. It needs at least {least} models a side.
 """
-TARGETS = """Means over the seeds that were run; distances are the larger of D_f and hold-out. A fifth of Retrain is asked of the
-last stage, the best quality of all parameters with 3 checkpoints and a correction.
+TARGETS = """Means over the seeds that were run; costs in CPU seconds over Retrain's, distances the larger of D_f and hold-out.
+A fifth of Retrain is asked of the last stage, the best quality of all parameters with 3 checkpoints and a correction.
 """
 COLUMNS = (
-    "row", "seeds", "first × Retrain", "next × Retrain", "TV same × spread, D_f / hold-out",
+    "row", "seeds", "first × Retrain [wall]", "next × Retrain [wall]", "TV same × spread, D_f / hold-out",
     "TV others × spread, D_f / hold-out", "recovered",
     "accuracy: retain / forget / hold-out", "relearn", "U-LiRA",
 )  # fmt: skip
@@ -105,8 +106,8 @@ def _line(label: str, row: PathRow | None, wanted: int) -> str:
 def _cells(row: PathRow, wanted: int) -> list[str]:
     return [
         str(row.seeds) if row.seeds == wanted else f"{row.seeds} of {wanted}",
-        _ratio(row.first),
-        _ratio(row.next),
+        _ratio(row.first, row.wall["first"]),
+        _ratio(row.next, row.wall["next"]),
         _places(row.same),
         _places(row.others),
         figure_text(row.recovered, 2),
@@ -118,9 +119,11 @@ def _cells(row: PathRow, wanted: int) -> list[str]:
     ]
 
 
-def _ratio(figure: Figure) -> str:
+def _ratio(cpu: Figure, wall: Figure) -> str:
     """Three decimals below a tenth: that is where the targets are."""
-    return figure_text(figure, 3 if figure.mean is not None and figure.mean < 0.1 else 2)
+    if cpu.mean is None or wall.mean is None:
+        return "–"
+    return " ".join([figure_text(cpu, 3 if cpu.mean < 0.1 else 2), f"[{wall.mean:.{3 if wall.mean < 0.1 else 2}f}]"])
 
 
 def _places(multiples: dict[str, Figure]) -> str:
@@ -140,7 +143,7 @@ def _recording(path: Path) -> str:
     record = json.loads(path.read_text("utf-8")) if path.exists() else None
     if record is None or record["quick"]:
         return "\n".join([*lines, "Not run (`python -m benchmarks trace`).", ""])
-    lines += ["| fine-tuning | plain, seconds | trace in memory | trace in a folder |", "|" + " --- |" * 4]
+    lines += ["| fine-tuning | plain, CPU seconds | trace in memory | trace in a folder |", "|" + " --- |" * 4]
     for case in record["result"]["slowdown"]:
         ratios = [f"× {case['ratio'][where]:.3f}" for where in ("memory", "folder")]
         lines.append(

@@ -34,14 +34,17 @@ class Relearn:
 
 @dataclass(frozen=True)
 class PathRow:
-    """One row of one request. ``first`` and ``next``: over Retrain's seconds, all requests of the setting together; ``same`` and
-    ``others``: multiples of Retrain's spread, by place. ``u_lira``: None where there are too few ``models``.
+    """One row of one request.
+
+    ``first`` and ``next``: CPU seconds over Retrain's, all requests of the setting together; ``wall``: the same in wall seconds.
+    ``same`` and ``others``: multiples of Retrain's spread, by place. ``u_lira``: None where there are too few ``models``.
     """
 
     label: str
     seeds: int
     first: Figure
     next: Figure
+    wall: dict[str, Figure]
     same: dict[str, Figure]
     others: dict[str, Figure]
     recovered: Figure
@@ -96,8 +99,9 @@ class PathRecords:
         return PathRow(
             label=label,
             seeds=len(entries),
-            first=self._cost(label, "first"),
-            next=self._cost(label, "next"),
+            first=self._cost(label, "first", "cpu"),
+            next=self._cost(label, "next", "cpu"),
+            wall={place: self._cost(label, place, "wall") for place in ("first", "next")},
             same=_multiples(same, spread),
             others=_multiples(others, spread),
             recovered=Figure.of(entry["recovered"] for entry in entries.values()),
@@ -119,6 +123,7 @@ class PathRecords:
             seeds=len(retrains),
             first=one,
             next=one,
+            wall={"first": one, "next": one},
             same=dict.fromkeys(SETS, zero),
             others=dict.fromkeys(SETS, one),
             recovered=one,
@@ -137,9 +142,9 @@ class PathRecords:
         parts = {seed: record["references"].get(request.name) for seed, record in self.seeds.items()}
         return {seed: part[name] for seed, part in parts.items() if part is not None}
 
-    def _cost(self, label: str, place: str) -> Figure:
+    def _cost(self, label: str, place: str, clock: str) -> Figure:
         rows = [record["rows"].get(label, {}).get("requests", {}) for record in self.seeds.values()]
-        return Figure.of(part["ratio"]["wall"] for row in rows for part in row.values() if part["place"] == place)
+        return Figure.of(part["ratio"][clock] for row in rows for part in row.values() if part["place"] == place)
 
     def _others(self, request: Request, label: str, digests: dict[int, Any]) -> list[Record | None]:
         """Each seed's mean distance to the Retrains of other seeds; not of a row that was made again since then."""
