@@ -1,9 +1,10 @@
 """What a recorded fine-tuning costs: the time it adds, the bytes it takes, and the replay of a trace larger than memory allows.
 
 Recording: fits with and without a trace take turns, in changing order; the figure is the median over rounds of the ratio within a
-round, in CPU seconds (wall seconds are recorded too). Sizes: by formula, for the settings of docs/results-path.md; the traces of the timed fits are compared with it. The large
-trace is synthetic (random features in half precision, on disk, no network): its head is replayed without 100 samples in a process
-of its own. Removals: many requests of one sample in one vectorised call, against one by one.
+round, in CPU seconds (wall seconds are recorded too). Sizes: by formula, for the settings of docs/results-path.md; the traces of
+the timed fits are compared with it. The large trace is synthetic (random features in half precision, on disk, no network): its
+head is replayed without 100 samples in a process of its own. Removals: many requests of one sample in one vectorised call, against
+one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import resource
 import statistics
 import sys
 import tempfile
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import fastntk
-from benchmarks.common import SHARED, child, markdown, timed
+from benchmarks.common import SHARED, PeakMemory, child, markdown, timed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Samples, load_source
 from fastntk.models import input_spec
@@ -206,12 +206,14 @@ def replayed_head(folder: Path, forgotten: int) -> dict[str, Any]:
     def walk(part: Trace) -> float:
         return timed(lambda: replay(part, anchor, keep))
 
-    part = first_steps(trace, max(1, round(SHARE * trace.steps)))
-    seconds = walk(part)
-    if seconds / part.visits * trace.visits <= LONGEST:
-        part, seconds = trace, walk(trace)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"forgotten": forgotten, "seconds": seconds, "visits": part.visits, "steps": part.steps, "peak_bytes": peak}
+    # Not ru_maxrss: a child inherits its parent's, and the parent wrote the trace.
+    with PeakMemory() as memory:
+        part = first_steps(trace, max(1, round(SHARE * trace.steps)))
+        seconds = walk(part)
+        if seconds / part.visits * trace.visits <= LONGEST:
+            part, seconds = trace, walk(trace)
+    counts = {"forgotten": forgotten, "visits": part.visits, "steps": part.steps}
+    return counts | {"seconds": seconds, "peak_bytes": memory.peak, "growth_bytes": memory.growth}
 
 
 def first_steps(trace: Trace, steps: int) -> Trace:
