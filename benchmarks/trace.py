@@ -3,8 +3,8 @@
 Recording: fits with and without a trace take turns, in changing order; the figure is the median over rounds of the ratio within a
 round, in CPU seconds (wall seconds are recorded too). Sizes: by formula, for the settings of docs/results-path.md; the traces of
 the timed fits are compared with it. The large trace is synthetic (random features in half precision, on disk, no network): its
-head is replayed without 100 samples in a process of its own. Removals: many requests of one sample in one vectorised call, against
-one by one.
+head is replayed without 100 samples in a process of its own. Removals: many requests of one sample in one vectorised call,
+against one by one.
 """
 
 from __future__ import annotations
