@@ -100,7 +100,14 @@ PATH: tuple[Setting, ...] = (
     ),
     replace(MOBILENET, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last half": 9})),
     *(
-        replace(setting, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last 2 blocks": 2}), probes=False)
+        replace(
+            setting,
+            requests=ONE_AND_RANDOM,
+            seeds=(0, 1, 2),
+            extra_retrain_seeds=(),
+            methods=path_rows({"last 2 blocks": 2}),
+            probes=False,
+        )
         for setting in (VIT, VIT_50X20)
     ),
     replace(RESNET_500, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last stage": 3, "last two stages": 6})),

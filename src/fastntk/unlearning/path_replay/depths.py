@@ -8,7 +8,6 @@ from typing import Any
 
 from fastntk.base.errors import InputError
 from fastntk.training.run import Run
-from fastntk.unlearning.method import trace_of
 from fastntk.unlearning.path_replay.network import network_of
 
 Depth = str | int
@@ -45,8 +44,11 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
     Without images, or without the body's gradients in the trace, nothing but the head can be replayed; a depth that asks for more
     is refused with the reason.
     """
-    depth, trace = parsed(options["depth"]), trace_of(run)
+    depth = parsed(options["depth"])
     head = DepthSize(0, 0, 0.0)
+    if run.trace is None:
+        return (head,)
+    trace = run.trace
     if depth in ("head", 0):
         return (head,)
     whole = not (trace.facts.body or trace.facts.left)

@@ -6,6 +6,7 @@ all that is tuned. The formulas are in :mod:`fastntk.unlearning.path_replay.repl
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, rung
 from fastntk.unlearning.path_replay.judging import Watched, change, noise, predicted, rounded, watched, within
 from fastntk.unlearning.path_replay.motion import Correction, RowMotion
 from fastntk.unlearning.path_replay.network import PathNetwork, network_of
-from fastntk.unlearning.path_replay.replay import Lanes, replay
+from fastntk.unlearning.path_replay.replay import Exact, Lanes, replay
 from fastntk.unlearning.path_replay.rewriting import Rewriter
 
 BUDGET = 0.25
@@ -48,6 +49,7 @@ def path_replay(
     depth: Depth = "auto",
     checkpoints: int | Sequence[int] | None = None,
     correction: int | Sequence[int] | None = None,
+    exact: int | Sequence[int] = 0,
     budget: float = BUDGET,
     rows: str = "auto",
     scratch: str | Path | None = None,
@@ -59,12 +61,13 @@ def path_replay(
     """Replay the trace without the forgotten samples.
 
     ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new path
-    the true features are looked at. ``budget``: what ``auto`` may spend on rows, as a share of a Retrain.
+    the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network itself,
+    without the forgotten samples. ``budget``: what ``auto`` may spend on rows, as a share of a Retrain.
     """
-    job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk)
+    job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk, exact=_exact(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})
-    epochs = _epochs(checkpoints, task.trace.epochs, default=1)
-    points = _epochs(correction, task.trace.epochs, default=0)
+    epochs = _epochs(checkpoints, task.trace.epochs, CHECKPOINTS, default=1)
+    points = _epochs(correction, task.trace.epochs, POINTS, default=0)
     chosen = parsed(depth)
     if chosen == "auto":
         walked, climb = _climb(job, sizes, budget, epochs, points)
@@ -93,10 +96,13 @@ class _Walk:
 class _Job:
     """One request: what all its replays share."""
 
-    def __init__(self, task: Task, *, place: Rows, scratch: str | Path | None, chunk: int | None) -> None:
+    def __init__(
+        self, task: Task, *, place: Rows, scratch: str | Path | None, chunk: int | None, exact: tuple[int, ...] = ()
+    ) -> None:
         self.task, self.run, self.trace, self.split = task, task.run, task.trace, task.split
         self.keep = task.keep.unsqueeze(0)
         self._place, self._scratch, self._chunk = place, scratch, chunk
+        self._exact = exact
 
     @property
     def network(self) -> PathNetwork:
@@ -137,7 +143,9 @@ class _Job:
         started = time.perf_counter()
         rewriter = Rewriter(self.run, self.trace, self.split, columns, names)
         anchor = columns.anchor(self.run, self.trace)
-        lanes = replay(self.trace, anchor, self.keep, motion=motion, observe=rewriter).lanes
+        lanes = replay(
+            self.trace, anchor, self.keep, motion=motion, observe=rewriter, exact=self._by_network(columns, motion)
+        ).lanes
         vector = columns.moved(self.run.subset.get(), lanes, 1)
         trace = rewriter.finish(lanes, vector)
         self._count("replay", started)
@@ -152,7 +160,7 @@ class _Job:
         assert trace.weights is not None
         started = time.perf_counter()
         steps = [int(trace.epoch_steps[epoch]) for epoch in points]
-        first = replay(trace, anchor, self.keep, motion=motion, points=steps)
+        first = replay(trace, anchor, self.keep, motion=motion, points=steps, exact=self._by_network(columns, motion))
         everyone = torch.arange(len(trace.listed))
         retained = self.split.retain
         extra, seconds = [], 0.0
@@ -168,6 +176,28 @@ class _Job:
             extra.append(true - said)
         self._count("correction", started)
         return RowMotion(motion.checkpoints, motion.columns, Correction(tuple(steps), tuple(extra))), seconds
+
+    def _by_network(self, columns: Columns, motion: RowMotion | None) -> Exact | None:
+        """Gradients of the network itself in the epochs where they are asked for; nothing where the body does not move."""
+        if not self._exact or motion is None:
+            return None
+        trace = self.trace
+        starts = trace.epoch_steps.tolist()
+        chosen = {step for epoch in self._exact for step in range(starts[epoch], starts[epoch + 1])}
+        order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
+        at = self.run.subset.get()
+
+        def exact(step: int, samples: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
+            if step not in chosen:
+                return None
+            # Parameters that are left follow the recorded path; within an epoch they are held at its start.
+            assert trace.weights is not None
+            base = trace.weights[bisect.bisect_right(starts, step) - 1].to(at)
+            base[order] = lanes.values[1]
+            gradient, features = self.network.gradient(base, samples)
+            return gradient[order], features
+
+        return exact
 
     def _count(self, stage: str, started: float) -> None:
         self.task.stages[stage] = self.task.stages.get(stage, 0.0) + time.perf_counter() - started
@@ -193,6 +223,7 @@ class _Job:
             "left": left,
             "checkpoints": list(epochs) if walk.size.depth else [],
             "correction": list(walk.corrected),
+            "exact": list(self._exact) if walk.size.depth else [],
             "rows_seconds": walk.rows_seconds,
             "rows_reused": walk.reused,
             "climb": climb,
@@ -286,7 +317,14 @@ def task_keep(job: _Job) -> Tensor:
     return job.keep[0]
 
 
-def _epochs(asked: int | Sequence[int] | None, epochs: int, *, default: int) -> tuple[int, ...]:
+CHECKPOINTS = ((1 / 3,), (1 / 10, 1 / 3))
+"""Where one and two checkpoints lie, as shares of all epochs: chosen on development settings (docs/results-development.md)."""
+POINTS = ((1.0,), (1 / 5, 1.0))
+"""Where one and two points of the correction lie."""
+Few = tuple[tuple[float, ...], ...]
+
+
+def _epochs(asked: int | Sequence[int] | None, epochs: int, few: Few, *, default: int) -> tuple[int, ...]:
     """Points of the path, as epochs after which they lie: those named, or so many, denser where the path is young."""
     if asked is None:
         asked = default
@@ -297,15 +335,22 @@ def _epochs(asked: int | Sequence[int] | None, epochs: int, *, default: int) -> 
             raise InputError(f"checkpoints and correction are a number of points, 0 or more; got {asked}.")
         if asked == 0 or epochs == 0:
             return ()
-        if asked == 1:
-            return (epochs,)
-        first = max(1.0, epochs / 10)
-        ratio = (epochs / first) ** (1 / (asked - 1))
-        return tuple(sorted({min(epochs, max(1, round(first * ratio**k))) for k in range(asked)}))
+        if asked <= len(few):
+            return tuple(sorted({min(epochs, max(1, round(share * epochs))) for share in few[asked - 1]}))
+        ratio = 10 ** (1 / (asked - 1))
+        return tuple(sorted({min(epochs, max(1, round(epochs / 10 * ratio**k))) for k in range(asked)}))
     chosen = sorted(set(asked))
     if not chosen or not all(isinstance(epoch, int) and 0 < epoch <= epochs for epoch in chosen):
         raise InputError(f"points of the path are epochs from 1 to {epochs}, got {tuple(asked)}.")
     return tuple(chosen)
+
+
+def _exact(asked: int | Sequence[int], epochs: int) -> tuple[int, ...]:
+    """Epochs, counted from 0, that are trained on the network itself: so many first ones, or those named."""
+    chosen = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
+    if isinstance(chosen, int) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
+        raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
+    return tuple(sorted(set(chosen)))
 
 
 def _error(actual: Tensor, before: Tensor, said: Tensor) -> float:
@@ -337,8 +382,8 @@ def _cost(problem: Problem) -> list[Route]:
     sizes: Sequence[DepthSize] = problem.surveyed
     options = problem.options
     chosen = parsed(options["depth"])  # type: ignore[arg-type]
-    epochs = len(_epochs(options["checkpoints"], problem.trace.epochs, default=1))  # type: ignore[arg-type]
-    points = len(_epochs(options["correction"], problem.trace.epochs, default=0))  # type: ignore[arg-type]
+    epochs = len(_epochs(options["checkpoints"], problem.trace.epochs, CHECKPOINTS, default=1))  # type: ignore[arg-type]
+    points = len(_epochs(options["correction"], problem.trace.epochs, POINTS, default=0))  # type: ignore[arg-type]
     if chosen == "auto":
         ladder = rungs(sizes, float(options["budget"]), epochs, problem.trace.epochs)  # type: ignore[arg-type]
         return [
@@ -370,6 +415,9 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
         if size.depth:
             seconds += checkpoints * s.samples * size.passes * speed.step + 2 * points * s.samples * speed.forward
             most = max(most, checkpoints * rows)
+    exact = len(_exact(problem.options["exact"], trace.epochs))  # type: ignore[arg-type]
+    if most:
+        seconds += (2 if points else 1) * exact * s.retain * speed.step
     features = 2 * trace.visits * trace.features * s.itemsize
     work = features + CHUNK_BYTES + 16 * 8 * s.parameters
     fixed = problem.fixed_seconds

@@ -19,12 +19,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastntk.base.atomic import scratch_folder
 from fastntk.base.errors import InputError
+from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.tangent.blocks import Block, blocks
 from fastntk.tangent.guards import check_inputs, check_mode, check_outputs, check_rows
 from fastntk.tangent.in_memory import rows_in_memory
 from fastntk.tangent.on_disk import rows_on_disk
-from fastntk.training.network import check_samples, fast_copy
+from fastntk.training.loop import batch_loss
+from fastntk.training.network import check_samples, fast_copy, fast_layout
+from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.columns import columns_of
@@ -194,6 +197,22 @@ class PathNetwork:
         outputs, features = self.engine.outputs(inputs)
         assert features is not None
         return outputs, features
+
+    def gradient(self, vector: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H)."""
+        self._subset.set(vector)
+        parameters = self._subset.parameters
+        head = self._work.get_submodule(self.trace.facts.head_weight.rpartition(".")[0])
+        seen: list[Tensor] = []
+        hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+        try:
+            with torch.enable_grad():
+                outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
+                loss = batch_loss(outputs, self.run.data.labels[positions], Recipe(loss=self.trace.facts.loss))  # type: ignore[arg-type]
+                gradients = torch.autograd.grad(loss, list(parameters.values()))
+        finally:
+            hook.remove()
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]), seen[0]
 
     def recorded_features(self, epoch: int) -> Tensor:
         """Of all samples at the start of an epoch of the recorded path (n, H); kept."""

@@ -78,6 +78,11 @@ Observer = Callable[[int, Tensor, Tensor, Tensor | None, Lanes], None]
 """(step, samples (B,), features (L, B, H), body gradients (L, m) or None, lanes before the step)."""
 
 
+Exact = Callable[[int, Tensor, Lanes], "tuple[Tensor, Tensor] | None"]
+"""(step, retained samples (k,), lanes before the step) → the network's own gradient (p,) at lane 1 and its features (k, H); None
+where the step is not taken by the network."""
+
+
 def replay(
     trace: Trace,
     anchor: dict[str, Tensor],
@@ -87,13 +92,15 @@ def replay(
     points: Sequence[int] = (),
     observe: Observer | None = None,
     order: Callable[[int, int], Tensor] | None = None,
+    exact: Exact | None = None,
     description: str = "replay",
 ) -> Replayed:
     """Walk the path with one lane for each row of ``keep`` (G, n), True for samples that stay.
 
     ``anchor``: ``head`` (C, H), ``bias`` (C,) where it is tuned, ``constant`` (C,) where it is not, ``body`` (m,) of the motion's
     columns. ``points``: steps before which the lanes are copied. ``order(epoch, visits)``: another order of the visits of an
-    epoch; batches are then others, and the body has no recorded gradient to lean on. With several lanes every step has to retain
+    epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by the
+    network's own gradient. With several lanes every step has to retain
     something in each: see :func:`has_gaps`.
     """
     facts = trace.facts
@@ -148,6 +155,14 @@ def replay(
                     assert motion is not None
                     body = body + (trace.gradients[step][motion.columns] - body[:1])
                 shaped.body.copy_(body)
+            if exact is not None and not skipped:
+                kept = keep[0][samples]
+                true = exact(step, samples[kept], both)
+                if true is not None:
+                    grads[1], seen = true
+                    features = features.clone()
+                    features[1][kept] = seen
+                    body = None if body is None else torch.stack([body[0], shaped.body[1]])
             if observe is not None:
                 observe(step, samples, features, body, both)
             total = grads * clips[step] if clips[step] != 1 else grads
