@@ -76,15 +76,14 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
 
 
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:
-    """The depths that ``auto`` tries: each about twice the cost of the one before, all within ``budget`` of a Retrain."""
-    chosen, spent = [sizes[0]], 0.0
-    for size in sizes[1:]:
-        cost = size.share(checkpoints, epochs)
-        last = chosen[-1].share(checkpoints, epochs)
-        is_rung = size is sizes[-1] or sizes[size.depth + 1].share(checkpoints, epochs) > 2 * last or len(chosen) == 1
-        if is_rung and spent + cost <= budget:
-            chosen.append(size)
-            spent += cost
+    """The depths that ``auto`` tries: the head, one block, and the deepest that ``budget``, a share of a Retrain, still has room for."""
+    chosen, left = [sizes[0]], budget
+    for wanted in (sizes[1:2], sizes[:1:-1]):
+        found = next((size for size in wanted if size.share(checkpoints, epochs) <= left), None)
+        if found is None:
+            break
+        chosen.append(found)
+        left -= found.share(checkpoints, epochs)
     return chosen
 
 

@@ -49,7 +49,7 @@ def path_replay(
     depth: Depth = "auto",
     checkpoints: int | Sequence[int] | None = None,
     correction: int | Sequence[int] | None = None,
-    exact: int | Sequence[int] = 0,
+    exact: int | Sequence[int] | None = None,
     budget: float = BUDGET,
     rows: str = "auto",
     scratch: str | Path | None = None,
@@ -62,7 +62,8 @@ def path_replay(
 
     ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new path
     the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network itself,
-    without the forgotten samples. ``budget``: what ``auto`` may spend on rows, as a share of a Retrain.
+    without the forgotten samples; by default one of twenty, and none at depth ``head``. ``budget``: what ``auto`` may spend on rows,
+    as a share of a Retrain.
     """
     job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk, exact=_exact(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})
@@ -103,6 +104,7 @@ class _Job:
         self.keep = task.keep.unsqueeze(0)
         self._place, self._scratch, self._chunk = place, scratch, chunk
         self._exact = exact
+        self._taken: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @property
     def network(self) -> PathNetwork:
@@ -179,7 +181,7 @@ class _Job:
 
     def _by_network(self, columns: Columns, motion: RowMotion | None) -> Exact | None:
         """Gradients of the network itself in the epochs where they are asked for; nothing where the body does not move."""
-        if not self._exact or motion is None:
+        if not self._exact or motion is None or len(self.split.forget) == 0:
             return None
         trace = self.trace
         starts = trace.epoch_steps.tolist()
@@ -190,11 +192,15 @@ class _Job:
         def exact(step: int, samples: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
             if step not in chosen:
                 return None
+            known = self._taken.get(step)
+            if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
+                return known[1], known[2]
             # Parameters that are left follow the recorded path; within an epoch they are held at its start.
             assert trace.weights is not None
-            base = trace.weights[bisect.bisect_right(starts, step) - 1].to(at)
+            base = trace.weights[bisect.bisect_right(starts, step) - 1].to(at, copy=True)
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples)
+            self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
 
         return exact
@@ -345,8 +351,13 @@ def _epochs(asked: int | Sequence[int] | None, epochs: int, few: Few, *, default
     return tuple(chosen)
 
 
-def _exact(asked: int | Sequence[int], epochs: int) -> tuple[int, ...]:
+EXACT = 20
+"""One epoch of so many is trained on the network itself, where nothing else is asked for."""
+
+
+def _exact(asked: int | Sequence[int] | None, epochs: int) -> tuple[int, ...]:
     """Epochs, counted from 0, that are trained on the network itself: so many first ones, or those named."""
+    asked = epochs // EXACT if asked is None else asked
     chosen = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
     if isinstance(chosen, int) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
         raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
@@ -417,7 +428,7 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
             most = max(most, checkpoints * rows)
     exact = len(_exact(problem.options["exact"], trace.epochs))  # type: ignore[arg-type]
     if most:
-        seconds += (2 if points else 1) * exact * s.retain * speed.step
+        seconds += exact * s.retain * speed.step
     features = 2 * trace.visits * trace.features * s.itemsize
     work = features + CHUNK_BYTES + 16 * 8 * s.parameters
     fixed = problem.fixed_seconds
