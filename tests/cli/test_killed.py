@@ -18,9 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fastntk.cli.app import app
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 
 TIMES = 20
 TUNE = ["finetune", "resnet20", "--weights", "cifar100", "--data", "digits", "--images-per-class", "4"]

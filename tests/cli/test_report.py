@@ -20,8 +20,9 @@ from fastntk.cli.app import app
 from fastntk.cli.report import as_png
 from fastntk.data.digits import open_digits
 from fastntk.report import record_digest, render
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 

@@ -17,9 +17,10 @@ from fastntk.base.errors import InputError
 from fastntk.cli.app import app
 from fastntk.cli.method_options import method_options
 from fastntk.cli.request import parse_bytes
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result, save_result
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 from fastntk.unlearning import METHODS, update
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]

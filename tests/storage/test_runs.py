@@ -23,8 +23,9 @@ from fastntk.base.errors import InputError
 from fastntk.models import card_of, logits
 from fastntk.models.card import fingerprint_of
 from fastntk.models.torchvision_ops import import_optional
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import MANIFEST, SEAL, read_manifest, seal
-from fastntk.storage.runs import load_run, save_run, source_samples
+from fastntk.storage.runs import load_run, save_run
 
 
 def some_samples(count: int = 12, *, size: int = 32, classes: int = 3) -> fastntk.Samples:

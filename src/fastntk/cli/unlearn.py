@@ -164,7 +164,7 @@ def _is_result(folder: Path) -> bool:
     """Whether a folder is a result; a run is never replaced by one."""
     from fastntk.base.errors import InputError
     from fastntk.storage.manifest import read_manifest
-    from fastntk.storage.results import RESULT
+    from fastntk.storage.runs import RESULT
 
     try:
         return bool(read_manifest(folder, kinds=(RESULT,)))

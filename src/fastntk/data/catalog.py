@@ -88,6 +88,21 @@ def select(
     return Selection(np.concatenate(rows)[order], new_labels[order], names)
 
 
+def select_ids(catalog: Catalog, ids: Sequence[str], classes: Sequence[str] | None) -> tuple[Selection, tuple[str, ...]]:
+    """Choose the samples of these ids, in their order, labelled by class name; second, the ids that the source lacks.
+
+    A class of ``classes`` that the source no longer has takes nothing from the labels of the others.
+    """
+    rows = {name: row for row, name in enumerate(catalog.ids)}
+    names = catalog.names if classes is None else tuple(classes)
+    numbers = {name: number for number, name in enumerate(names)}
+    known = [rows[name] for name in ids if name in rows and catalog.names[catalog.labels[rows[name]]] in numbers]
+    labels = [numbers[catalog.names[catalog.labels[row]]] for row in known]
+    present = {catalog.ids[row] for row in known}
+    chosen_rows = Selection(np.asarray(known, np.int64), np.asarray(labels, np.int64), names)
+    return chosen_rows, tuple(name for name in ids if name not in present)
+
+
 def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | None) -> list[int]:
     """Return the source labels to keep, in their new order.
 

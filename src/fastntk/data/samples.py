@@ -127,6 +127,15 @@ class Samples:
         _refuse_duplicates(part.ids)
         return part
 
+    def counting(self, num_classes: int) -> Samples:
+        """Return the same samples, of a problem with this many classes: some of them may have no sample (any more)."""
+        largest = int(self.labels.max()) + 1 if len(self) else 0
+        if num_classes < largest or (self.classes is not None and num_classes != len(self.classes)):
+            raise InputError(f"labels go up to {largest - 1}, names are {len(self.classes or ())}: not {num_classes} classes")
+        part = object.__new__(Samples)
+        part._store(self.inputs, self.labels, ids=self.ids, classes=self.classes, num_classes=num_classes)
+        return part
+
     def index_of(self, ids: Any) -> Tensor:
         """Return the positions (k,) of these ids, in the order asked; unknown ids are refused by name."""
         names = as_ids(ids)

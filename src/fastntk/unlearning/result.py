@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fastntk.data import Samples, Split
 from fastntk.training.network import accuracy_on
 from fastntk.training.run import Run
+from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Unlearned:
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
     linearisation: Linearisation | None = None
+    trace: Trace | None = None
 
     @property
     def subset(self) -> Subset:
