@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fastntk.base.live_bytes import LiveBytes
-from fastntk.tangent import RowEngine
+from fastntk.tangent import RowEngine, seconds_of_rows
 from fastntk.training.network import fast_copy, fast_layout
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
-from fastntk.training.speed import best_time, measure_speed, seconds_an_image
+from fastntk.training.speed import best_time, measure_speed
 
 MATRIX = 768
 PRODUCT_BYTES = 64_000_000
@@ -97,7 +97,7 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
     products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=inputs.dtype)
     return replace(
         known,
-        rows=seconds_an_image(lambda size: engine.rows(inputs[:size]), len(inputs)),
+        rows=seconds_of_rows(engine, inputs),
         gemm32=_gemm_rate(torch.float32),
         gemm64=_gemm_rate(torch.float64),
         cholesky=_cholesky_rate(),

@@ -25,6 +25,7 @@ from fastntk.tangent import RowEngine
 from fastntk.tangent.rows import DEFAULT_CHUNK
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.training.trace import Trace
 
 Rows = Literal["memory", "disk", "stream", "none"]
 ROWS_IN_WORDS = {"memory": "rows in memory", "disk": "rows on disk", "stream": "rows made as needed", "none": "no rows"}
@@ -152,6 +153,24 @@ def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | N
     )
 
 
+@dataclass(frozen=True)
+class TraceSizes:
+    """Counts of a recorded path. ``visits``: samples looked at, over all epochs; ``features``: the head's inputs; ``body``: tuned
+    parameters whose gradients are recorded, 0 where they are not."""
+
+    epochs: int
+    steps: int
+    visits: int
+    features: int
+    body: int
+
+    @classmethod
+    def of(cls, trace: Trace) -> TraceSizes:
+        """The counts of this trace."""
+        body = 0 if trace.gradients is None else trace.gradients.shape[0]
+        return cls(trace.epochs, trace.steps, trace.visits, trace.facts.features, body)
+
+
 def _input_copy(model: nn.Module, inputs: Tensor) -> int:
     """Bytes of the channels-last copy that convolutions are given."""
     convolves = inputs.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
@@ -173,6 +192,7 @@ class Problem:
     ``places``: where rows may be, in order of preference. ``ready``: they are there already, from an earlier request;
     ``on_disk``: bytes of them in the folder given.
     ``whole_classes``: whether nothing but whole classes goes. ``memory``: the budget, for what has to be cut to fit.
+    ``trace``: counts of the recorded path, None where there is none.
     """
 
     method: str
@@ -186,6 +206,7 @@ class Problem:
     on_disk: int
     whole_classes: bool
     memory: int
+    trace: TraceSizes | None = None
 
     @property
     def linearising_seconds(self) -> float:
@@ -243,3 +264,8 @@ class Problem:
 def without_recipe(route: Route) -> Route:
     """The route, ruled out because the run does not say how it was trained."""
     return replace(route, fits=False, why_not="needs the recipe, which the run does not record")
+
+
+def without_trace(route: Route) -> Route:
+    """The route, ruled out because the run's fine-tuning was not recorded."""
+    return replace(route, fits=False, why_not="needs the trace, which the run does not have")

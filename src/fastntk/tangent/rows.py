@@ -12,18 +12,20 @@ exact, and said in :attr:`RowEngine.routes`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from fastntk.base.errors import InputError
+from fastntk.base.errors import InputError, listing
 from fastntk.linalg import HeadRows
 from fastntk.models import logits
 from fastntk.tangent.sites import SiteMode
 from fastntk.training.network import fast_layout
+from fastntk.training.speed import seconds_an_image
 from fastntk.tuning import Subset, find_head
 
 DEFAULT_CHUNK = 32
@@ -55,6 +57,8 @@ class RowEngine:
         self.generic = tuple(name for name in rest if name in mode.unsupported)
         self.unused = tuple(name for name in rest if name not in mode.met and name not in mode.unsupported)
         self.direct = tuple(name for name in rest if name in mode.met and name not in mode.unsupported)
+        self.order = tuple(name for name in mode.order if name in rest)
+        """Parameters outside the head in the order in which a forward pass first meets them, whatever their route."""
         self.reasons = dict(mode.unsupported)
         self.lock = threading.RLock()
         """Held by whoever moves the model's weights, so that one linearisation serves requests of several threads."""
@@ -105,6 +109,33 @@ class RowEngine:
         self.direct = tuple(name for name in self.direct if name not in names)
         self.generic = (*self.generic, *sorted(names))
         self._layout()
+
+    def truncated(self, names: Iterable[str]) -> RowEngine:
+        """An engine on the same model for some of the tuned parameters; its backward passes stop where the first of them is met.
+
+        Routes are those found here, demotions included, so no guard and no trial pass runs again. The lock is shared, as the
+        model is.
+        """
+        wanted = set(names)
+        unknown = sorted(wanted - set(self.subset.names))
+        if unknown:
+            raise InputError(f"Expected names of the engine's tuned parameters, got {listing(unknown)} besides.")
+        if not wanted:
+            raise InputError("Expected at least one tuned parameter, got none: there is nothing to differentiate.")
+        part = copy.copy(self)
+        part.subset = Subset(self.model, wanted)
+        part.slices = part.subset.slices
+        part.direct, part.generic, part.unused, part.order = (
+            tuple(name for name in group if name in wanted) for group in (self.direct, self.generic, self.unused, self.order)
+        )
+        part.reasons = {name: reason for name, reason in self.reasons.items() if name in wanted}
+        part.misplaced = self.misplaced & wanted
+        part._layout()
+        return part
+
+    def body_columns_in(self, subset: Subset) -> Tensor:
+        """Where the columns of this engine's ``rows(...).body`` lie in the vector of a subset that contains its own."""
+        return subset.columns(self.subset.names)[self.body_columns]
 
     def rows(self, inputs: Tensor) -> HeadRows:
         """The rows of one chunk of inputs (n, …)."""
@@ -213,7 +244,9 @@ class RowEngine:
             output = output if isinstance(output, Tensor) else output.logits
             return output.squeeze(0)
 
-        jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
+        # Frozen: tuned parameters of other routes would be recorded as well, and the rows would hold that graph.
+        with _frozen(self.model):
+            jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
         for name, rows in jacobians.items():
             body[:, :, self.places[name]] = rows.flatten(2)
 
@@ -265,6 +298,15 @@ def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) ->
     for start in range(0, len(inputs), size):
         part = slice(start, min(start + size, len(inputs)))
         yield part, engine.rows(inputs[part])
+
+
+def seconds_of_rows(engine: RowEngine, inputs: Tensor) -> float:
+    """Seconds an image that rows take on this machine, timed on one chunk of inputs; of a truncated engine: what its depth costs.
+
+    That is one forward pass and the backward passes to the first parameter of the engine. Nothing is changed or kept.
+    """
+    inputs = fast_layout(engine.model, inputs)
+    return seconds_an_image(lambda size: engine.rows(inputs[:size]), len(inputs))
 
 
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:

@@ -43,7 +43,8 @@ class SiteMode(TorchFunctionMode):
 
     ``head``: a linear layer's weight whose input is kept in ``features`` instead (its rows are in closed form).
     ``pointwise``: replace activations by ones that remember their derivative (out of place, whatever they ask for).
-    ``unsupported``: parameters met in operations that are not known here. ``met``: all parameters met.
+    ``unsupported``: parameters met in operations that are not known here, and the operation. ``met``: those met in known ones.
+    ``order``: all of them, in the order in which the pass first met them.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SiteMode(TorchFunctionMode):
         self.head_output: Tensor | None = None
         self.met: set[str] = set()
         self.unsupported: dict[str, str] = {}
+        self.order: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -89,8 +91,10 @@ class SiteMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             if isinstance(out, Tensor) and id(out) not in self._names:
                 self.unsupported.update(dict.fromkeys(used, getattr(func, "__name__", str(func))))
+                self.order.update(dict.fromkeys(used))
             return out
         self.met.update(used)
+        self.order.update(dict.fromkeys(used))
         return out
 
     def collector(self, tensor: Tensor | None) -> Collect | None:

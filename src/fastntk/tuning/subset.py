@@ -61,6 +61,15 @@ class Subset:
             start += parameter.numel()
         return out
 
+    def columns(self, names: Iterable[str]) -> Tensor:
+        """The positions in the vector of some of its parameters, in the vector's order."""
+        wanted = set(names)
+        missing = sorted(wanted - set(self.names))
+        if missing:
+            raise InputError(f"Expected names of tuned parameters, got {listing(missing)}, which this subset does not hold.")
+        spans = [torch.arange(part.start, part.stop) for name, part in self.slices.items() if name in wanted]
+        return torch.cat([torch.empty(0, dtype=torch.long), *spans])
+
     def get(self) -> Tensor:
         """A detached copy of the values, (d,)."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters.values()])

@@ -21,12 +21,12 @@ from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
 from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
-from fastntk.planning.problem import Rows
+from fastntk.planning.problem import Rows, TraceSizes
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.tangent.on_disk import bytes_on_disk
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
-from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of
+from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of, trace_of
 from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
@@ -186,6 +186,8 @@ def prepare(
     split = _resolve(origin, previous, classes, ids) if split is None else split
     if "recipe" in chosen.needs:
         recipe_of(origin)
+    if "trace" in chosen.needs:
+        trace_of(origin)
     known = linearisation or (previous.linearisation if previous else None)
     task = Task(origin, split)
     if "rows" in chosen.needs:
@@ -253,6 +255,7 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
             on_disk=0 if rows.folder is None else bytes_on_disk(rows.folder),
             whole_classes=len(whole) > 0 and bool(whole.all()),
             memory=memory,
+            trace=None if run.trace is None else TraceSizes.of(run.trace),
         )
 
     retrain = find_method("retrain")

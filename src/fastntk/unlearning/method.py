@@ -24,9 +24,11 @@ from fastntk.tangent.linearisation import Linearisation, Point, RowsAt, linearis
 from fastntk.training.network import check_samples, fast_copy
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.training.trace import Trace
 
-Need = Literal["recipe", "rows", "engine"]
-"""``recipe``: how the run was trained; ``rows``: the linearisation; ``engine``: gradients of single samples."""
+Need = Literal["recipe", "rows", "engine", "trace"]
+"""``recipe``: how the run was trained; ``rows``: the linearisation; ``engine``: gradients of single samples; ``trace``: the
+recorded path of the fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,17 @@ def recipe_of(run: Run) -> Recipe:
     return run.recipe
 
 
+def trace_of(run: Run) -> Trace:
+    """The run's trace, or an error that says what to do without one."""
+    if run.trace is None:
+        raise InputError(
+            "This run has no trace, and this method walks along the recorded fine-tuning. fit(..., trace=True) records one, and "
+            "so does the command finetune; without one use method='tangent-replay', which needs the recipe, or method='fast-ntk', "
+            "which needs only the anchor."
+        )
+    return run.trace
+
+
 @dataclass(eq=False)
 class Task:
     """A request on a run. ``stages``: seconds by stage, filled in as they pass."""
@@ -96,6 +109,11 @@ class Task:
     def recipe(self) -> Recipe:
         """The run's recipe, or an error that says what to do without one."""
         return recipe_of(self.run)
+
+    @property
+    def trace(self) -> Trace:
+        """The run's trace, or an error that says what to do without one."""
+        return trace_of(self.run)
 
     @cached_property
     def engine(self) -> RowEngine:
