@@ -188,7 +188,7 @@ DAMAGE = {
     "other version": (lambda f: edit_manifest(f, version=2), r"format version 2; this fastntk reads version 1"),
     "other format": (lambda f: edit_manifest(f, format="x"), r"not a manifest of fastntk"),
     "not an object": (lambda f: (f / MANIFEST).write_text("[]"), r"not a manifest of fastntk"),
-    "other kind": (lambda f: edit_manifest(f, sealed=True, kind="result"), r"holds a 'result'; expected 'run'"),
+    "other kind": (lambda f: edit_manifest(f, sealed=True, kind="ensemble"), r"holds a 'ensemble'; expected 'run' or 'result'"),
     "unknown tuned name": (lambda f: edit_manifest(f, sealed=True, subset=["fc.weight"]), r"differ in .*bn1"),
     "no files": (lambda f: edit_manifest(f, sealed=True, files={}), r"does not list tuned.safetensors"),
     "foreign path": (lambda f: edit_manifest(f, sealed=True, files={"../x.safetensors": {}}), r"cannot vouch for"),

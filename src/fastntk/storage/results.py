@@ -8,9 +8,9 @@
     extra.origin       digests of the run it came from
     extra.details      method, options, validity, seconds
 
-A result is the run of the next request: ``load_run`` takes it as such. A digest of an id names nobody by itself, but whoever holds
-the data can find its sample again: that is how a result is paired with its run afterwards. Ids that can be guessed can be tried,
-so treat the digests as pseudonyms.
+A result is the run of the next request: ``load_run`` takes it as such. A digest of an id names nobody by itself, but whoever
+holds the data can find its sample again: that is how a result is paired with its run afterwards. Ids that can be guessed can be
+tried, so treat the digests as pseudonyms.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
-from fastntk.models.card import card_from_dict, card_of
+from fastntk.models.card import attach_card, card_from_dict, card_of
 from fastntk.storage.data import check_data, data_facts, fitted
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
 from fastntk.storage.traces import store_trace, stored_trace
