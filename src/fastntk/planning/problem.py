@@ -138,7 +138,7 @@ def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | N
     size = DEFAULT_CHUNK if chunk is None else chunk
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise InputError(f"chunk must be ≥ 1, got {size}.")
-    samples = run.data
+    samples = run.listed
     return Sizes(
         samples=len(samples),
         retain=len(split.retain),
@@ -146,7 +146,7 @@ def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | N
         parameters=run.subset.numel,
         body=0 if engine is None else len(engine.body_columns),
         features=0 if engine is None or engine.weight_columns is None else int(engine.weight_columns.shape[1]),
-        itemsize=samples.inputs.dtype.itemsize,
+        itemsize=run.anchor.dtype.itemsize,
         chunk=min(size, len(samples)),
         input_copy=_input_copy(run.model, samples.inputs),
         weights=sum(tensor.nbytes for tensor in (*run.model.parameters(), *run.model.buffers())),
@@ -192,7 +192,7 @@ class Problem:
     ``places``: where rows may be, in order of preference. ``ready``: they are there already, from an earlier request;
     ``on_disk``: bytes of them in the folder given.
     ``whole_classes``: whether nothing but whole classes goes. ``memory``: the budget, for what has to be cut to fit.
-    ``trace``: counts of the recorded path, None where there is none.
+    ``trace``: counts of the recorded path, None where there is none. ``surveyed``: what the method's own survey of the run found.
     """
 
     method: str
@@ -207,6 +207,7 @@ class Problem:
     whole_classes: bool
     memory: int
     trace: TraceSizes | None = None
+    surveyed: Any = None
 
     @property
     def linearising_seconds(self) -> float:

@@ -25,9 +25,7 @@ from fastntk.training.trace_folder import read_trace, seal_trace
 from fastntk.tuning import Subset
 
 
-def fit(
-    model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, trace: bool | str | Path | None = None
-) -> Run:
+def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, trace: bool | str | Path | None = None) -> Run:
     """Fine-tune the subset on the samples, in place, and return the run. Deterministic for a seed.
 
     ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights are

@@ -1,9 +1,9 @@
 """A trace in a folder of its own: plain files of numbers, and ``trace.json``, which vouches for every byte of them.
 
-    trace.json      facts, sizes, dtypes and SHA-256 of the files, and a digest of itself
-    listed.json     ids, labels and class names
-    steps.safetensors   bounds, rates, clipping factors, first steps of the epochs
-    samples.bin, features.bin, gradients.bin, weights.bin   row after row
+trace.json      facts, sizes, dtypes and SHA-256 of the files, and a digest of itself
+listed.json     ids, labels and class names
+steps.safetensors   bounds, rates, clipping factors, first steps of the epochs
+samples.bin, features.bin, gradients.bin, weights.bin   row after row
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ one scale serve them all, and the order of requests does not matter.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -39,7 +40,7 @@ def unlearn(
     *,
     classes: Names = None,
     ids: Names = None,
-    method: str = "fast-ntk",
+    method: str | None = None,
     linearisation: Linearisation | None = None,
     plan: Plan | None = None,
     **options: Any,
@@ -50,6 +51,9 @@ def unlearn(
     result: its request is then extended, from the same linearisation. ``linearisation``: one from
     ``linearise_run``, to serve several requests. ``plan``: one that ``fastntk.plan`` made for this request, whose route is
     taken; without it one is made. ``options`` are those of the method: an unknown one is refused with the list of known ones.
+
+    Without ``method``: ``path-replay`` where the run has a trace, else ``tangent-replay`` where it has a recipe, else ``fast-ntk``;
+    ``details["method"]`` says which, ``details["method_because"]`` why.
     """
     job = prepare(run, classes=classes, ids=ids, method=method, linearisation=linearisation, plan=plan, options=options)
     return job.execute()
@@ -69,11 +73,11 @@ def plan(
 ) -> Plan:
     """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
 
-    ``method``: one or several; None means every method that works on rows. ``options``: those of the one method. Budgets are in
+    ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows. ``options``: those of the one method. Budgets are in
     bytes; None means 70 % of the memory available and 90 % of the free disk where the rows would go (``folder``, or the system's
     folder for temporary files). Without classes and ids, Retrain is counted with all samples.
     """
-    names = [method] if isinstance(method, str) else list(method or with_rows())
+    names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
     given = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
     shared: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -81,12 +85,18 @@ def plan(
     own = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
     if own and len(names) != 1:
         raise InputError(f"options ({', '.join(own)}) go with one method; give method=... as well.")
-    asked = {each: each.checked(own | (shared if "rows" in each.needs else {})) for each in methods}
+    asked = {
+        each: each.checked(own | {name: value for name, value in shared.items() if name in each.options}) for each in methods
+    }
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
     result, _ = _plan(Task(run, split, row_options=RowOptions(**shared)), asked, measured=True)
     if not result.chosen:
         result.route(names[0])  # says why
     return result
+
+
+def _compared(run: Run) -> list[str]:
+    return [*(["path-replay"] if run.trace is not None else []), *(with_rows() if run.samples is not None else [])]
 
 
 def with_rows() -> list[str]:
@@ -106,6 +116,8 @@ class Job:
     known: Linearisation | None
     """One that was there before; a method that needs none hands it on."""
     preparing_seconds: float
+    because: str = ""
+    """Why this method."""
 
     def facts(self) -> dict[str, str]:
         """What is about to happen, what it takes, and what Retrain would take: name and value, for people."""
@@ -115,11 +127,11 @@ class Job:
         memory = f", {byte_size(route.memory)} of memory" if route.memory else ""
         beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
         return {
-            "request": f"forget {len(split.forget):,} of {len(run.data):,} samples",
+            "request": f"forget {len(split.forget):,} of {len(run.listed):,} samples",
             "method": ", ".join(words),
-            "tuned": f"{run.subset.numel:,} parameters, {run.data.num_classes} classes",
+            "tuned": f"{run.subset.numel:,} parameters, {run.listed.num_classes} classes",
             "route": route.name.partition(": ")[2] + memory,
-            "estimate": f"{duration(route.seconds)} ({beside}), from a short calibration",
+            "estimate": f"{_estimate(route.seconds)} ({beside})",
         }
 
     def execute(self) -> Unlearned:
@@ -135,6 +147,7 @@ class Job:
         origin.subset.on(model).set(outcome.vector)
         details = {
             "method": self.method.name,
+            "method_because": self.because,
             "summary": self.method.summary,
             "options": {
                 name: str(value) if isinstance(value, Path) else value
@@ -158,6 +171,7 @@ class Job:
             seconds=time.perf_counter() - started,
             details=details,
             linearisation=task.linearisation or self.known,
+            trace=outcome.trace,
         )
 
 
@@ -166,7 +180,7 @@ def prepare(
     *,
     classes: Names = None,
     ids: Names = None,
-    method: str = "fast-ntk",
+    method: str | None = None,
     linearisation: Linearisation | None = None,
     plan: Plan | None = None,
     options: dict[str, Any] | None = None,
@@ -180,6 +194,9 @@ def prepare(
     previous = run if isinstance(run, Unlearned) else None
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
+    because = "it was asked for"
+    if method is None:
+        method, because = _planned_method(plan) if plan is not None else default_method(origin)
     chosen = find_method(method)
     asked = chosen.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
     started = time.perf_counter()
@@ -189,17 +206,31 @@ def prepare(
     if "trace" in chosen.needs:
         trace_of(origin)
     known = linearisation or (previous.linearisation if previous else None)
-    task = Task(origin, split)
-    if "rows" in chosen.needs:
-        rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
-        task = Task(origin, split, _usable(known, origin, rows), rows)
+    rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
+    task = Task(origin, split, _usable(known, origin, rows) if "rows" in chosen.needs else None, rows)
     calibrating = 0.0
     if plan is None:
         plan, calibrating = _plan(task, {chosen: asked}, measured=measured)
     else:
         _check_plan(plan, task, chosen, asked)
     plan.route(chosen.name)
-    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating)
+    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating, because)
+
+
+def default_method(run: Run) -> tuple[str, str]:
+    """The method that a request takes where none is named, and why."""
+    if run.trace is not None:
+        return "path-replay", "the run has a trace of its fine-tuning"
+    if run.recipe is not None:
+        return "tangent-replay", "the run has no trace, but says how it was trained"
+    return "fast-ntk", "the run has neither a trace nor a recipe"
+
+
+def _planned_method(plan: Plan) -> tuple[str, str]:
+    """The one method that a plan was made for."""
+    if len(plan.options) != 1:
+        raise InputError(f"This plan holds {', '.join(plan.options)}: say which with method=....")
+    return next(iter(plan.options)), "it was planned"
 
 
 def _planned_options(plan: Plan, method: str) -> dict[str, Any]:
@@ -225,7 +256,7 @@ def _check_plan(plan: Plan, task: Task, method: Method, options: dict[str, Any])
 
 def _request_digest(task: Task) -> str:
     """Which samples of which data go; of ids and positions, not of pixels."""
-    return json_digest([task.run.data.ids_digest(), task.split.forget.tolist(), task.run.subset.numel])
+    return json_digest([task.run.listed.ids_digest(), task.split.forget.tolist(), task.run.subset.numel])
 
 
 def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) -> tuple[Plan, float]:
@@ -237,17 +268,20 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
     engine = task.engine if any({"rows", "engine"} & method.needs for method in methods) else None
     sizes = sizes_of(run, task.split, engine, chunk=rows.chunk)
     started = time.perf_counter()
-    speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.data.inputs)
+    measured = measured and run.samples is not None
+    speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.listed.inputs)
     calibrating = time.perf_counter() - started if measured else 0.0
     memory = memory_allowed(rows.memory_budget)
-    whole = task.split.of_whole_classes(run.data.labels.cpu())
+    whole = task.split.of_whole_classes(run.listed.labels.cpu())
 
     def problem(method: Method, options: dict[str, Any]) -> Problem:
+        filled = method.filled(options)
         return Problem(
             method=method.name,
             sizes=sizes,
             speed=speed,
-            options=method.filled(options),
+            options=filled,
+            surveyed=None if method.survey is None else method.survey(run, filled),
             given=frozenset(options),
             recipe=run.recipe,
             places=_places(task),
@@ -295,15 +329,15 @@ def _usable(linearisation: Linearisation | None, run: Run, rows: RowOptions) -> 
 def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -> Split:
     """The request's split, with what earlier requests forgot added."""
     request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
-    split = request.resolve(run.data, allow_empty=True)
+    split = request.resolve(run.listed, allow_empty=True)
     if previous is None:
         return split
     earlier = set(previous.split.forget.tolist())
-    again = [run.data.ids[i] for i in split.forget.tolist() if i in earlier]
+    again = [run.listed.ids[i] for i in split.forget.tolist() if i in earlier]
     if again and classes is None:
         raise InputError(f"Already forgotten by the earlier request: {', '.join(again[:8])}.")
     union = sorted(earlier | set(split.forget.tolist()))
-    return ForgetRequest(ids=tuple(run.data.ids[i] for i in union)).resolve(run.data, allow_empty=True)
+    return ForgetRequest(ids=tuple(run.listed.ids[i] for i in union)).resolve(run.listed, allow_empty=True)
 
 
 def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict[str, Any]:
@@ -312,9 +346,13 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict
         "forget": len(split.forget),
         "retain": len(split.retain),
         "whole_classes": list(split.whole_classes),
-        "ids_digest": run.data.subset(split.forget).ids_digest() if len(split.forget) else None,
+        "ids_digest": run.listed.subset(split.forget).ids_digest() if len(split.forget) else None,
         "chained": previous is not None,
     }
+
+
+def _estimate(seconds: float) -> str:
+    return f"{duration(seconds)}, from a short calibration" if math.isfinite(seconds) else "not measured: there are no images"
 
 
 def _peak_memory() -> int:

@@ -37,6 +37,8 @@ class Outcome:
 
     vector: Tensor
     details: dict[str, Any]
+    trace: Trace | None = None
+    """The path to it, retained samples only, where the method walked one."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Option:
 class Method:
     """``run(task, *, option=default, …)`` computes the new tuned vector on copies; ``cost(problem)`` names its routes in order of
     preference. ``summary`` completes the sentence "It was unlearned by …"; ``search_space``: values of options to try when it is
-    tuned as a baseline (none: it is not).
+    tuned as a baseline (none: it is not). ``survey(run, options)``: what its cost has to know of the run besides counts.
     """
 
     name: str
@@ -164,6 +166,7 @@ class Method:
     cost: Callable[[Problem], Sequence[Route]]
     needs: frozenset[Need] = frozenset()
     search_space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    survey: Callable[[Run, dict[str, Any]], Any] | None = None
 
     @cached_property
     def options(self) -> dict[str, Option]:

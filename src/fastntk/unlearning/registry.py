@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fast-ntk": "fastntk.unlearning.fast_ntk.method:METHOD",
+    "path-replay": "fastntk.unlearning.path_replay.method:METHOD",
     "tangent-replay": "fastntk.unlearning.tangent_replay.method:METHOD",
     "retrain": "fastntk.unlearning.baselines.retrain:RETRAIN",
     "full": "fastntk.unlearning.baselines.retrain:FULL",

@@ -23,7 +23,8 @@ class Unlearned:
 
     ``model``: a new module that shares no storage with the run's. ``delta`` (d,): its tuned parameters less those it
     started from (the run's, or the earlier result's where requests are chained). ``seconds``: wall time of the method.
-    ``details``: JSON-able. ``split``: every sample forgotten so far, as indices into the run's samples.
+    ``details``: JSON-able. ``split``: every sample forgotten so far, as indices into the run's samples. ``trace``: the path that
+    leads to it, of the retained samples, where the method walked one.
     """
 
     run: Run
@@ -44,12 +45,21 @@ class Unlearned:
     @property
     def retained(self) -> Samples:
         """The samples that stay."""
-        return self.run.data.subset(self.split.retain)
+        return self.run.listed.subset(self.split.retain)
 
     @property
     def forgotten(self) -> Samples:
         """The samples that were asked to go, over all chained requests."""
-        return self.run.data.subset(self.split.forget)
+        return self.run.listed.subset(self.split.forget)
+
+    def as_run(self) -> Run:
+        """The run of the next request: the new model on the retained samples, with the new path where there is one.
+
+        It knows nothing of the forgotten samples. ``unlearn(result, …)`` instead goes back to the run that this result was made from.
+        """
+        samples = None if self.run.samples is None else self.retained
+        subset = self.run.subset.on(self.model)
+        return Run(self.model, subset, self.run.anchor, samples, recipe=self.run.recipe, source=self.run.source, trace=self.trace)
 
     def accuracies(self) -> dict[str, dict[str, float]]:
         """Accuracy ``before`` and ``after`` on the ``retain`` and the ``forget`` set, as fractions."""

@@ -114,16 +114,18 @@ def replay(
     shaped = _views(grads, facts.classes, facts.features, both.bias is not None)
     for epoch in track(range(trace.epochs), description):
         first, last = epochs[epoch], epochs[epoch + 1]
-        moved_order = None if order is None else order(epoch, bounds[last] - bounds[first])
+        other: tuple[Tensor, Tensor] | None = None
+        if order is not None:
+            turn = order(epoch, bounds[last] - bounds[first])
+            other = trace.visited[bounds[first] : bounds[last]][turn], trace.features.read(bounds[first], bounds[last])[turn]
         for step in range(first, last):
             if step in points:
                 copies[step] = _copied(both)
             start, stop = bounds[step], bounds[step + 1]
-            if moved_order is None:
+            if other is None:
                 samples, h = trace.visited[start:stop], trace.features.read(start, stop)
             else:
-                where = moved_order[start - bounds[first] : stop - bounds[first]] + bounds[first]
-                samples, h = trace.visited[where], torch.stack([trace.features[i] for i in where.tolist()])
+                samples, h = (part[start - bounds[first] : stop - bounds[first]] for part in other)
             weight = mask[:, samples]
             count = weight.sum(1, keepdim=True)
             skipped = bool((count[1:] == 0).any())

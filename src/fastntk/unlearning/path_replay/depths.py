@@ -1,0 +1,90 @@
+"""Depths of a replay: which blocks may leave the recorded path, what their rows cost, and in which order ``auto`` tries them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastntk.base.errors import InputError
+from fastntk.training.run import Run
+from fastntk.unlearning.method import trace_of
+from fastntk.unlearning.path_replay.network import network_of
+
+Depth = str | int
+"""``head``, a number of blocks, ``all`` or ``auto``."""
+WORDS = ("head", "all", "auto")
+
+
+@dataclass(frozen=True)
+class DepthSize:
+    """A depth of so many blocks. ``numbers``: tuned parameters outside the head that may move; ``passes``: what the rows of one
+    image cost, in training passes of it (counted operations)."""
+
+    depth: int
+    numbers: int
+    passes: float
+
+    def share(self, checkpoints: int, epochs: int) -> float:
+        """Of a Retrain's cost, for the rows at so many checkpoints."""
+        return self.passes * checkpoints / max(1, epochs)
+
+
+def parsed(depth: Depth) -> Depth:
+    """The depth as given, numbers in words turned into numbers; anything else is refused."""
+    if isinstance(depth, str) and depth.isdigit():
+        depth = int(depth)
+    if isinstance(depth, bool) or not (depth in WORDS or (isinstance(depth, int) and depth >= 0)):
+        raise InputError(f"depth must be {', '.join(WORDS)} or a number of blocks, got {depth!r}.")
+    return depth
+
+
+def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
+    """Every depth there is, from the head on; only the head where no more is asked for or possible.
+
+    Without images, or without the body's gradients in the trace, nothing but the head can be replayed; a depth that asks for more
+    is refused with the reason.
+    """
+    depth, trace = parsed(options["depth"]), trace_of(run)
+    head = DepthSize(0, 0, 0.0)
+    if depth in ("head", 0):
+        return (head,)
+    whole = not (trace.facts.body or trace.facts.left)
+    reason = None
+    if trace.gradients is None and not whole:
+        reason = "the trace has no gradients of the parameters outside the head" + _why_left(trace.facts.requests)
+    elif run.samples is None and not whole:
+        reason = "rows need the images, and this run was loaded without its data"
+    if reason is not None:
+        if depth != "auto":
+            raise InputError(f"depth={depth!r} is not possible: {reason}. Take depth='head'.")
+        return (head,)
+    if whole:  # only the head is tuned
+        return (head,)
+    network = network_of(run, trace)
+    sizes = (head, *(DepthSize(k, network.numbers(k), network.costs[k]) for k in range(1, len(network.blocks) + 1)))
+    if isinstance(depth, int) and depth >= len(sizes):
+        raise InputError(f"depth={depth}: there are {len(sizes) - 1} blocks that may move; depth='all' takes them all.")
+    if depth == "all" and trace.facts.left:
+        raise InputError(
+            f"depth='all' is not possible: {len(trace.facts.left)} tuned parameters have no path in the trace"
+            f"{_why_left(trace.facts.requests)}. Take a number of blocks up to {len(sizes) - 1}, or ask the run before it."
+        )
+    return sizes
+
+
+def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:
+    """The depths that ``auto`` tries: each about twice the cost of the one before, all together within ``budget`` of a Retrain."""
+    chosen, spent = [sizes[0]], 0.0
+    for size in sizes[1:]:
+        cost = size.share(checkpoints, epochs)
+        last = chosen[-1].share(checkpoints, epochs)
+        is_rung = size is sizes[-1] or sizes[size.depth + 1].share(checkpoints, epochs) > 2 * last or len(chosen) == 1
+        if is_rung and spent + cost <= budget:
+            chosen.append(size)
+            spent += cost
+    return chosen
+
+
+def _why_left(requests: int) -> str:
+    return " (an earlier request left those parameters where they were)" if requests else " (they would have taken too much room)"

@@ -1,0 +1,212 @@
+"""The network beside a trace: blocks, rows at points of the path, true features. What it makes is kept for later requests.
+
+Everything here needs the images; a replay of the head does not come here. One of these lives in ``trace.memo`` as long as the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fastntk.base.atomic import scratch_folder
+from fastntk.base.errors import InputError
+from fastntk.tangent import RowEngine
+from fastntk.tangent.blocks import Block, blocks
+from fastntk.tangent.guards import check_inputs, check_mode, check_outputs, check_rows
+from fastntk.tangent.in_memory import rows_in_memory
+from fastntk.tangent.on_disk import rows_on_disk
+from fastntk.training.network import check_samples, fast_copy
+from fastntk.training.run import Run
+from fastntk.training.trace import Trace
+from fastntk.unlearning.path_replay.columns import columns_of
+from fastntk.unlearning.path_replay.motion import Checkpoint
+
+SCRATCH = "fastntk-rows"
+HANDFUL = 4
+
+
+class PathNetwork:
+    """A working copy of the run's model that is moved along the path. ``seconds``: what rows and features took, by what they are."""
+
+    def __init__(self, run: Run, trace: Trace) -> None:
+        check_samples(run.model, run.data)
+        self.run, self.trace = run, trace
+        self._work = fast_copy(run)
+        self._subset = run.subset.on(self._work)
+        self._kept: dict[tuple[int, int], Checkpoint] = {}
+        self._features: dict[int, Tensor] = {}
+        self.seconds: dict[str, float] = {}
+        check_mode(self._work)
+        handful = run.data.inputs[:HANDFUL]
+        check_inputs(self._work, self._subset, handful)
+        self.engine = RowEngine(self._work, self._subset, handful)
+        self._checked = False
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Of the body, from the head inwards, up to the first with a parameter whose path the trace does not have."""
+        found = []
+        for block in blocks(self.engine):
+            if not set(block.parameters) <= set(self.trace.facts.body):
+                break
+            found.append(block)
+        return tuple(found)
+
+    def names(self, depth: int) -> tuple[str, ...]:
+        """Tuned parameters of the last ``depth`` blocks."""
+        return tuple(name for block in self.blocks[:depth] for name in block.parameters)
+
+    def numbers(self, depth: int) -> int:
+        """How many numbers those are."""
+        return sum(self.run.subset.parameters[name].numel() for name in self.names(depth))
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """By depth 0, 1, …: floating-point operations for the rows of one image over those of one training pass of it.
+
+        Counted, not timed: the same on every machine.
+        """
+        image = self.run.data.inputs[:1]
+        full = self._operations(self.engine, image)
+        forward, backward = full
+        training = forward + backward
+        costs = [0.0]
+        for depth in range(1, len(self.blocks) + 1):
+            one = self._operations(self._engine(depth), image)[1]
+            costs.append((forward + self.engine_backwards * one) / max(training, 1))
+        return tuple(costs)
+
+    @property
+    def engine_backwards(self) -> int:
+        """Backward passes for the rows of a chunk."""
+        return max(1, self.engine.backwards)
+
+    def _operations(self, engine: RowEngine, image: Tensor) -> tuple[float, float]:
+        """Floating-point operations of a forward pass and of one backward pass to the engine's deepest parameter."""
+        probe = torch.zeros(1, engine.classes, 1).to(image)
+        probe[:, 0] = 1
+        with FlopCounterMode(display=False) as alone:
+            engine.outputs(image)
+        with FlopCounterMode(display=False) as both:
+            if engine.generic:
+                engine.rows(image)
+            else:
+                engine.probed_rows(image, probe)
+        forward = alone.get_total_flops()
+        total = both.get_total_flops()
+        return float(forward), float(max(0, total - forward))
+
+    def _engine(self, depth: int) -> RowEngine:
+        """Stops its backward passes at the deepest parameter of this depth."""
+        facts = self.trace.facts
+        head = [name for name in (facts.head_weight, facts.head_bias) if name is not None]
+        return self.engine.truncated((*self.names(depth), *head))
+
+    def check(self) -> None:
+        """The guards of rows, once."""
+        if self._checked:
+            return
+        self._subset.set(self.run.subset.get())
+        handful = self.run.data.inputs[:HANDFUL]
+        check_outputs(self._work, handful)
+        self._checked = True
+
+    def rows(
+        self, depth: int, epochs: Sequence[int], *, place: str, scratch: str | Path | None, chunk: int | None
+    ) -> tuple[list[Checkpoint], float]:
+        """Rows at the starts of these epochs (or the end), and the seconds they took, now or before."""
+        columns = columns_of(self.run, self.trace, self.names(depth))
+        points, seconds = [], 0.0
+        for epoch in epochs:
+            deeper = [known for known in self._kept if known[1] == epoch and known[0] >= depth]
+            if not deeper:
+                started = time.perf_counter()
+                self._kept[depth, epoch] = self._rows(depth, epoch, place=place, scratch=scratch, chunk=chunk)
+                self.seconds[f"rows, depth {depth}, epoch {epoch}"] = time.perf_counter() - started
+                deeper = [(depth, epoch)]
+            known = min(deeper)
+            seconds += self.seconds[f"rows, depth {known[0]}, epoch {epoch}"]
+            points.append(self._cut(self._kept[known], known[0], depth))
+        assert all(point.rows.shape[2] == len(columns.body) for point in points)
+        return points, seconds
+
+    def has_rows(self, depth: int, epochs: Sequence[int]) -> bool:
+        """Whether all of them are here already."""
+        return all(any(known[1] == epoch and known[0] >= depth for known in self._kept) for epoch in epochs)
+
+    def _cut(self, point: Checkpoint, have: int, want: int) -> Checkpoint:
+        if have == want:
+            return point
+        wider = columns_of(self.run, self.trace, self.names(have)).body
+        narrow = columns_of(self.run, self.trace, self.names(want)).body
+        places = torch.searchsorted(*(columns.sort().values for columns in (wider, narrow)))
+        order = wider.argsort()[places]
+        back = torch.empty_like(order)
+        back[narrow.argsort()] = order
+        return Checkpoint(point.step, point.rows[:, :, back].contiguous(), point.lift)
+
+    def _rows(self, depth: int, epoch: int, *, place: str, scratch: str | Path | None, chunk: int | None) -> Checkpoint:
+        trace, inputs = self.trace, self.run.data.inputs
+        assert trace.weights is not None
+        self.check()
+        weights = trace.weights[epoch]
+        self._subset.set(weights)
+        engine = self._engine(depth)
+        check_rows(engine, inputs[:2])
+        if place == "memory":
+            rows = rows_in_memory(engine, inputs, chunk=chunk)
+        else:
+            with contextlib.ExitStack() as stack:
+                folder = stack.enter_context(scratch_folder(Path(scratch or tempfile.gettempdir()), SCRATCH))
+                rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=self.run.data.digest())
+        own = engine.subset.slices
+        where = torch.cat([torch.arange(own[name].start, own[name].stop) for name in trace.facts.body if name in own])
+        position = torch.empty(engine.subset.numel, dtype=torch.long)
+        position[rows.layout.body_columns] = torch.arange(len(rows.layout.body_columns))
+        order = position[where]
+        same = torch.equal(order, torch.arange(len(order)))
+        if not same and place != "memory":
+            raise InputError("rows on disk have another order of columns than the trace: give rows='memory'")
+        body = rows.body if same else rows.body[:, :, order].contiguous()
+        return Checkpoint(int(trace.epoch_steps[epoch]), body, self.lift(epoch))
+
+    def lift(self, epoch: int) -> Tensor:
+        """W⁺ (H, C) of the head at the start of an epoch."""
+        facts = self.trace.facts
+        assert self.trace.weights is not None
+        head = self.trace.weights[epoch][columns_of(self.run, self.trace).head].view(facts.classes, facts.features)
+        return torch.linalg.pinv(head.double(), rtol=1e-6).to(head)
+
+    def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""
+        inputs = self.run.data.inputs if positions is None else self.run.data.inputs[positions]
+        self._subset.set(vector)
+        outputs, features = self.engine.outputs(inputs)
+        assert features is not None
+        return outputs, features
+
+    def recorded_features(self, epoch: int) -> Tensor:
+        """Of all samples at the start of an epoch of the recorded path (n, H); kept."""
+        if epoch not in self._features:
+            assert self.trace.weights is not None
+            started = time.perf_counter()
+            self._features[epoch] = self.features(self.trace.weights[epoch])[1]
+            self.seconds[f"features, epoch {epoch}"] = time.perf_counter() - started
+        return self._features[epoch]
+
+
+def network_of(run: Run, trace: Trace) -> PathNetwork:
+    """The one kept with the trace, for this run's images."""
+    known = trace.memo.get("network")
+    if not isinstance(known, PathNetwork) or known.run.data is not run.data or known.run.model is not run.model:
+        known = PathNetwork(run, trace)
+        trace.memo["network"] = known
+    return known

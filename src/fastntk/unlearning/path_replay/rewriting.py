@@ -1,0 +1,92 @@
+"""The trace of a new path, written while it is walked: retained visits only, and nothing of the forgotten samples.
+
+Features are those of the new path. Gradients are kept of the parameters that moved; those that were left where they were have none
+in the new trace, because the recorded ones hold the forgotten samples' share. A later request cannot move them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastntk.base.digest import tensor_digest
+from fastntk.base.memory import memory_budget
+from fastntk.data import Split
+from fastntk.training.run import Run
+from fastntk.training.trace import Trace, TraceWriter
+from fastntk.unlearning.path_replay.columns import Columns
+from fastntk.unlearning.path_replay.replay import Lanes
+
+IN_MEMORY = 0.25
+"""Of the memory allowed, what a new trace may take before it is written to a temporary folder instead."""
+
+
+class Rewriter:
+    """An observer of a replay with one lane."""
+
+    def __init__(self, run: Run, trace: Trace, split: Split, columns: Columns, moving: Sequence[str]) -> None:
+        self._run, self._trace, self._split, self._columns, self._moving = run, trace, split, columns, tuple(moving)
+        self._keep = split.keep
+        self._position = self._keep.long().cumsum(0) - 1
+        self._epochs = trace.epoch_steps.tolist()
+        self._next = 0
+        folder = None
+        if trace.nbytes > IN_MEMORY * memory_budget(None):
+            folder = Path(tempfile.mkdtemp(prefix="fastntk-trace-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
+        self._writer = TraceWriter(
+            features=trace.facts.features,
+            body=len(columns.body),
+            width=run.subset.numel,
+            dtype=run.anchor.dtype,
+            half=trace.features.dtype == torch.float16,
+            gradients=bool(self._moving) or not (trace.facts.body or trace.facts.left),
+            folder=folder,
+        )
+
+    def __call__(self, step: int, samples: Tensor, features: Tensor, body: Tensor | None, lanes: Lanes) -> None:
+        """See :data:`fastntk.unlearning.path_replay.replay.Observer`."""
+        self._begin_epochs(step, lanes)
+        kept = self._keep[samples]
+        if not bool(kept.any()):
+            return
+        gradient = torch.empty(0).to(features) if body is None else body[1]
+        self._writer.step(
+            self._position[samples[kept]],
+            features[1][kept],
+            gradient,
+            rate=float(self._trace.rates[step]),
+            clip=float(self._trace.clips[step]),
+        )
+
+    def _begin_epochs(self, step: int, lanes: Lanes) -> None:
+        while self._next < len(self._epochs) and self._epochs[self._next] <= step:
+            base = self._run.anchor if self._trace.weights is None else self._trace.weights[self._next]
+            self._writer.epoch(self._columns.moved(base, lanes, 1))
+            self._next += 1
+
+    def finish(self, lanes: Lanes, vector: Tensor) -> Trace:
+        """The new trace, which ends at ``vector`` (d,)."""
+        self._begin_epochs(self._trace.steps, lanes)
+        facts = self._trace.facts
+        left = tuple(name for name in self._run.subset.names if name in facts.left or name in facts.body)
+        new = dataclasses.replace(
+            facts,
+            body=tuple(name for name in facts.body if name in self._moving),
+            left=tuple(name for name in left if name not in self._moving),
+            trained=tensor_digest(vector),
+            requests=facts.requests + 1,
+        )
+        listed = self._trace.listed.subset(self._split.retain)
+        trace, _ = self._writer.finish(new, listed)
+        if self._folder is not None:
+            trace.memo["folder"] = self  # the files live as long as the trace does
+        return trace
