@@ -71,7 +71,12 @@ def shortened(trace: Trace, keep: Tensor, trained: Tensor) -> Trace:
     facts = dataclasses.replace(trace.facts, trained=tensor_digest(trained), requests=trace.facts.requests + 1)
     assert trace.gradients is not None
     writer = TraceWriter(
-        features=facts.features, body=trace.gradients.shape[0], width=len(trained), dtype=trained.dtype, half=False, gradients=True
+        features=facts.features,
+        body=trace.gradients.shape[0],
+        width=len(trained),
+        dtype=trained.dtype,
+        half=False,
+        gradients=True,
     )
     number = torch.cumsum(keep.int(), 0) - 1
     starts = trace.epoch_steps.tolist()
@@ -208,7 +213,9 @@ def test_a_run_that_never_had_samples_vouches_for_ids_only(tmp_path: Path) -> No
     assert data["shape"] is None
     load_run(tmp_path / "run", samples=some_samples(), model=Net())
     with pytest.raises(InputError, match="other ids"):
-        load_run(tmp_path / "run", samples=fastntk.Samples(torch.zeros(12, 5), torch.arange(12) % 3, classes=CLASSES), model=Net())
+        load_run(
+            tmp_path / "run", samples=fastntk.Samples(torch.zeros(12, 5), torch.arange(12) % 3, classes=CLASSES), model=Net()
+        )
     result = forget(run, ids=["person-003"])
     save_result(result, tmp_path / "result")
     with_data = load_run(tmp_path / "run", samples=some_samples(), model=Net())
@@ -247,8 +254,10 @@ def test_a_result_is_the_run_of_the_next_request(samples: bool, names: bool, tmp
     assert third.trace.facts.requests == 2
     assert "person-003" not in third.listed.ids
     known = read_manifest(tmp_path / "second")["data"]["digest"]
-    assert known == (second.data.subset([i for i, name in enumerate(rest.ids) if name != "person-003"]).digest() if samples else None)
-    with pytest.raises(InputError, match="7 samples"):
+    assert known == (
+        second.data.subset([i for i, name in enumerate(rest.ids) if name != "person-003"]).digest() if samples else None
+    )
+    with pytest.raises(InputError, match="8 samples, the run had 7"):
         load_run(tmp_path / "second", samples=rest, model=Net())
 
 

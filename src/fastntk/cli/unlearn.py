@@ -57,11 +57,14 @@ def unlearn(
         ),
     ] = None,
     checkpoints: Annotated[
-        int | None, typer.Option("--checkpoints", help="path-replay: points of the recorded path whose rows are made.")
+        str | None,
+        typer.Option(
+            "--checkpoints", help="path-replay: how many points of the recorded path have rows, or their epochs (2,7,20)."
+        ),
     ] = None,
     correction: Annotated[
-        int | None,
-        typer.Option("--correction", help="path-replay: points of the new path where the network is run to correct it."),
+        str | None,
+        typer.Option("--correction", help="path-replay: at how many points the new path is corrected, or their epochs."),
     ] = None,
     damping: Annotated[
         float | None, typer.Option("--damping", help="fast-ntk: relative damping, and equation (1) (default: fitted).")
@@ -119,7 +122,7 @@ def unlearn(
     use_threads(threads)
     with progress():
         loaded, absent = open_with_trace(run, data, images=images)
-        name, why = default_method(loaded) if method is None else (method, None)
+        name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
         if "rows" in METHODS[name].needs:
             options.setdefault("scratch", str(nearest_folder(out)))
@@ -127,13 +130,13 @@ def unlearn(
             options = without_images(name, options, absent)
         earlier = None if after is None else load_result(after, loaded)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
-        job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=name, options=options, measured=True)
+        job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
-        output.facts({"run": run, **job.facts()} | ({} if why is None else {"chosen": f"{name}: {why}"}))
+        output.facts({"run": run, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
-        record = summary(result, run=run, out=out, why=why)
+        record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
     then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC --reference retrain"
     output.finish(record, wrote=str(out), then=then)
@@ -163,14 +166,13 @@ def without_images(method: str, options: dict[str, Any], absent: str) -> dict[st
     return {**options, "depth": "head"}
 
 
-def summary(result: Unlearned, *, run: Path, out: Path, why: str | None = None) -> dict[str, Any]:
+def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:
     """The record that ``--json`` prints; no ids in it. Accuracies are null where there are no images."""
     return {
         "command": "unlearn",
         "run": str(run),
         "out": str(out),
         "method": result.method,
-        "method_because": why,
         "seconds": result.seconds,
         "accuracy": None if result.run.samples is None else result.accuracies(),
         "trace": None if result.trace is None else result.trace.summary(),
@@ -226,7 +228,10 @@ def _path_facts(details: dict[str, Any]) -> dict[str, object]:
     }
     further = details.get("next_depth")
     if further is not None:
-        facts["going deeper"] = f"depth {further['depth']}: about {duration(further['seconds'])}"
+        facts["going deeper"] = (
+            f"--depth {further['depth']} would move {further['numbers']:,} numbers more of the body, for about "
+        )
+        facts["going deeper"] = f"{facts['going deeper']}{percent(further['of_retrain'])} of a Retrain"
     return facts
 
 

@@ -15,6 +15,7 @@ tried, so treat the digests as pseudonyms.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,8 @@ def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = Fals
 
     Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
-    run, retained = result.run, result.run.listed.subset(result.split.retain)
-    # No history: it describes the run with the forgotten samples in it.
-    after = Run(
-        result.model,
-        result.subset,
-        run.anchor,
-        None if run.samples is None else retained,
-        recipe=run.recipe,
-        source=_source(result),
-        trace=result.trace,
-        data_facts=facts_of(retained, seen=False) | {"shape": data_facts(run)["shape"]},
-    )
+    known = facts_of(result.retained, seen=False) | {"shape": data_facts(result.run)["shape"]}
+    after = dataclasses.replace(result.as_run(), source=_source(result), data_facts=known)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
 
