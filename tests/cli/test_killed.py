@@ -73,7 +73,7 @@ def kill_again_and_again(out: Path, *arguments: object) -> set[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_finetune(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
         part, lacking = select_ids(catalog, wanted, data["classes"])
         if lacking:
             raise DataGoneError(
-                f"{len(lacking):,} of the {len(wanted):,} samples of this run are not in {source['data']} any more: "
+                f"{len(lacking):,} of the {len(wanted):,} samples of this run are not in {source['data']}: "
                 f"{listing(lacking, most=3)}."
             )
         samples = read_selection(catalog, part, spec)
