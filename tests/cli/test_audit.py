@@ -122,4 +122,4 @@ def test_a_file_that_is_no_record_is_not_replaced(run_folder: Path, results: dic
     assert "does not look like something this command wrote" in outcome.stderr
     swapped = command("audit", results["pushed"], run_folder, "--holdout", "digits@test", "--out", tmp_path / "x.json")
     assert swapped.exit_code == 2
-    assert "holds a 'result'; expected 'run'" in swapped.stderr
+    assert "holds a 'run'; expected 'result'" in swapped.stderr

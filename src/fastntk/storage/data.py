@@ -22,7 +22,7 @@ from fastntk.training.run import Run
 
 
 class DataGoneError(InputError):
-    """The source, or some of the samples in it, is not there any more."""
+    """The source, or some of the samples in it, is not there any more, or was never named."""
 
 
 def data_facts(run: Run) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     """
     source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
     if source is None or card is None:
-        raise InputError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
+        raise DataGoneError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
     spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
     if ids is None and not source.get("without"):
         samples = load_source(source["data"], spec=spec, **chosen)

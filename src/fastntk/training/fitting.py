@@ -28,8 +28,8 @@ from fastntk.tuning import Subset
 def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, trace: bool | str | Path | None = None) -> Run:
     """Fine-tune the subset on the samples, in place, and return the run. Deterministic for a seed.
 
-    ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights are
-    the same bytes with and without.
+    ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights
+    are the same bytes with and without.
     """
     anchor = subset.get()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

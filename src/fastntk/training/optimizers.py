@@ -1,8 +1,8 @@
 """Optimisers that can be rebuilt from their name and options, for parameters of any shape.
 
 Only those that treat every number by itself: a vector of all parameters, or a stack of several such vectors, then takes the very
-steps that the parameters would take one by one. One that looks at a whole tensor (a norm, a low-rank moment, a line search) cannot
-be rebuilt this way and is refused.
+steps that the parameters would take one by one. One that looks at a whole tensor (a norm, a low-rank moment, a line search)
+cannot be rebuilt this way and is refused.
 """
 
 from __future__ import annotations

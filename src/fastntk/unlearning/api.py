@@ -52,8 +52,8 @@ def unlearn(
     ``linearise_run``, to serve several requests. ``plan``: one that ``fastntk.plan`` made for this request, whose route is
     taken; without it one is made. ``options`` are those of the method: an unknown one is refused with the list of known ones.
 
-    Without ``method``: ``path-replay`` where the run has a trace, else ``tangent-replay`` where it has a recipe, else ``fast-ntk``;
-    ``details["method"]`` says which, ``details["method_because"]`` why.
+    Without ``method``: ``path-replay`` where the run has a trace, else ``tangent-replay`` where it has a recipe, else
+    ``fast-ntk``; ``details["method"]`` says which, ``details["method_because"]`` why.
     """
     job = prepare(run, classes=classes, ids=ids, method=method, linearisation=linearisation, plan=plan, options=options)
     return job.execute()
@@ -73,9 +73,9 @@ def plan(
 ) -> Plan:
     """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
 
-    ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows. ``options``: those of the one method. Budgets are in
-    bytes; None means 70 % of the memory available and 90 % of the free disk where the rows would go (``folder``, or the system's
-    folder for temporary files). Without classes and ids, Retrain is counted with all samples.
+    ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows.
+    ``options``: those of the one method. Budgets are in bytes; None means 70 % of the memory available and 90 % of the free disk
+    where the rows would go (``folder``, or the temporary folder). Without classes and ids, Retrain is counted with all samples.
     """
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]

@@ -85,7 +85,7 @@ def trace_of(run: Run) -> Trace:
     if run.trace is None:
         raise InputError(
             "This run has no trace, and this method walks along the recorded fine-tuning. fit(..., trace=True) records one, and "
-            "so does the command finetune; without one use method='tangent-replay', which needs the recipe, or method='fast-ntk', "
+            "so does the command finetune; without one use method='tangent-replay', which needs the recipe, or 'fast-ntk', "
             "which needs only the anchor."
         )
     return run.trace

@@ -74,7 +74,7 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
 
 
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:
-    """The depths that ``auto`` tries: each about twice the cost of the one before, all together within ``budget`` of a Retrain."""
+    """The depths that ``auto`` tries: each about twice the cost of the one before, all within ``budget`` of a Retrain."""
     chosen, spent = [sizes[0]], 0.0
     for size in sizes[1:]:
         cost = size.share(checkpoints, epochs)

@@ -1,4 +1,5 @@
-"""What a replay predicts, how far two predictions are apart, and how far two seeds would be: all from the trace, without the network.
+"""What a replay predicts, how far two predictions are apart, and how far two seeds would be: all from the trace, without the
+network.
 
 Noise: the head is replayed with all samples in other batch orders. The body's part in the seed-to-seed spread is not seen, so the
 noise is rather too small, and a climb that is compared with it goes rather too deep.

@@ -25,7 +25,7 @@ from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, rungs, survey
 from fastntk.unlearning.path_replay.judging import Watched, change, noise, predicted, rounded, watched, within
-from fastntk.unlearning.path_replay.motion import Checkpoint, Correction, RowMotion
+from fastntk.unlearning.path_replay.motion import Correction, RowMotion
 from fastntk.unlearning.path_replay.network import PathNetwork, network_of
 from fastntk.unlearning.path_replay.replay import Lanes, replay
 from fastntk.unlearning.path_replay.rewriting import Rewriter
@@ -146,8 +146,8 @@ class _Job:
     def _corrected(
         self, motion: RowMotion, columns: Columns, anchor: dict[str, Tensor], points: Sequence[int]
     ) -> tuple[RowMotion, float]:
-        """The motion with what the true features show at a few points of the path that it leads to, and the seconds of what serves
-        later requests too."""
+        """The motion with what the true features show at a few points of the path that it leads to, and the seconds of what
+        serves later requests too."""
         trace, network = self.trace, self.network
         assert trace.weights is not None
         started = time.perf_counter()

@@ -1,6 +1,7 @@
 """The network beside a trace: blocks, rows at points of the path, true features. What it makes is kept for later requests.
 
-Everything here needs the images; a replay of the head does not come here. One of these lives in ``trace.memo`` as long as the trace.
+Everything here needs the images; a replay of the head does not come here. One of these lives in ``trace.memo`` as long as the
+trace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HANDFUL = 4
 
 
 class PathNetwork:
-    """A working copy of the run's model that is moved along the path. ``seconds``: what rows and features took, by what they are."""
+    """A working copy of the run's model that is moved along the path. ``seconds``: what rows and features took."""
 
     def __init__(self, run: Run, trace: Trace) -> None:
         check_samples(run.model, run.data)
@@ -183,7 +184,8 @@ class PathNetwork:
         facts = self.trace.facts
         assert self.trace.weights is not None
         head = self.trace.weights[epoch][columns_of(self.run, self.trace).head].view(facts.classes, facts.features)
-        return torch.linalg.pinv(head.double(), rtol=1e-6).to(head)
+        lift: Tensor = torch.linalg.pinv(head.double(), rtol=1e-6).to(head)
+        return lift
 
     def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""

@@ -4,12 +4,12 @@ With B_t the batch of step t, R_t its retained part, x the tuned parameters of t
 
     features   h'_i = h_i(t) + M_i(t) (x'_t − x_t)
     logits     f'_i = W'_t h'_i + b'_t
-    gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the path
-    step       the optimiser's own, with the recorded rate and clipping factor
+    gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the
+    path step       the optimiser's own, with the recorded rate and clipping factor
 
 All paths are lanes of one stack: lane 0 is the recorded one (all samples, x = x_t), the others leave samples out. A lane that
-leaves nothing out ends where lane 0 does, to the last bit, so what a request changes is the difference of its lane and lane 0. M is
-:mod:`fastntk.unlearning.path_replay.motion`; without one (depth ``head``) the body stays on its recorded path and h' = h.
+leaves nothing out ends where lane 0 does, to the last bit, so what a request changes is the difference of its lane and lane 0. M
+is :mod:`fastntk.unlearning.path_replay.motion`; without one (depth ``head``) the body stays on its recorded path and h' = h.
 """
 
 from __future__ import annotations
@@ -224,4 +224,5 @@ def _joined(recorded: Lanes, lanes: Lanes, *, into: Lanes | None = None) -> Lane
 
 
 def _copied(lanes: Lanes) -> Lanes:
-    return _views(lanes.values.clone(), *lanes.head.shape[1:], lanes.bias is not None)
+    classes, features = lanes.head.shape[1:]
+    return _views(lanes.values.clone(), classes, features, lanes.bias is not None)

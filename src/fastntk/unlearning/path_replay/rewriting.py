@@ -1,7 +1,7 @@
 """The trace of a new path, written while it is walked: retained visits only, and nothing of the forgotten samples.
 
-Features are those of the new path. Gradients are kept of the parameters that moved; those that were left where they were have none
-in the new trace, because the recorded ones hold the forgotten samples' share. A later request cannot move them.
+Features are those of the new path. Gradients are kept of the parameters that moved; those that were left where they were have
+none in the new trace, because the recorded ones hold the forgotten samples' share. A later request cannot move them.
 """
 
 from __future__ import annotations
