@@ -4,6 +4,7 @@ and nothing of what was forgotten is in the files of a result.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fastntk.schemas
+from fastntk.base.atomic import _sibling
 from fastntk.base.errors import InputError
 from fastntk.cli import erase as erase_module
 from fastntk.cli.app import app
@@ -47,16 +49,20 @@ def names_of(label: str) -> list[str]:
     return [f"{label}/photo-of-{label}-{number}.png" for number in range(EACH)]
 
 
+def pictures(folder: Path, each: int, *, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for label, tone in zip(CLASSES, (40, 120, 200)):
+        (folder / label).mkdir(parents=True)
+        for name in names_of(label)[:each]:
+            pixels = torch.randint(tone - 40, tone + 40, (32, 32, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(folder / name)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pictures and a recorded run on them."""
     folder = tmp_path_factory.mktemp("over-time")
-    generator = torch.Generator().manual_seed(1)
-    for label, tone in zip(CLASSES, (40, 120, 200)):
-        (folder / "photos" / label).mkdir(parents=True)
-        for name in names_of(label):
-            pixels = torch.randint(tone - 40, tone + 40, (32, 32, 3), generator=generator, dtype=torch.uint8)
-            Image.fromarray(pixels.numpy()).save(folder / "photos" / name)
+    pictures(folder / "photos", EACH, seed=1)
     options = ["--weights", "cifar100", "--data", folder / "photos", "--epochs", "2", "--batch-size", "4"]
     outcome = command("finetune", "resnet20", *options, "--out", folder / "run")
     assert "will be recorded" in outcome.stdout
@@ -171,6 +177,34 @@ def test_no_trace(place: Path) -> None:
     assert third["details"]["request"]["retain"] == 2 * EACH - 2
 
 
+def test_a_plan_of_a_result_with_and_without_images(place: Path) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "1")
+    asked = ["plan", place / "first", "--ids", names_of("cat")[1], "--data", place / "photos"]
+    assert "path-replay" in printed(*asked)["chosen"]
+    alone = command(*asked, "--no-images")
+    assert "Planning with the trace alone" in alone.stderr
+    assert "times were not measured" in alone.stdout
+    assert "tangent-replay" not in alone.stdout
+
+
+def test_a_trace_of_a_run_made_in_python_needs_no_source(place: Path) -> None:
+    run = load_run(place / "run")
+    fastntk.save_run(dataclasses.replace(run, source=None), place / "unsourced")
+    outcome = command("unlearn", place / "unsourced", "--classes", "bee", "--out", place / "first")
+    assert "does not say where its data came from" in outcome.stderr
+    command("unlearn", place / "first", "--classes", "cat", "--out", place / "second")
+
+
+def test_a_result_is_audited_against_the_result_it_came_from(place: Path) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
+    shutil.rmtree(place / "photos" / "bee")
+    unlearn(place, "first", "second", "--ids", names_of("cat")[1], "--depth", "head")
+    pictures(place / "holdout", 2, seed=2)
+    asked = ["--holdout", place / "holdout", "--data", place / "photos", "--relearn-cap", "1"]
+    command("audit", place / "first", place / "second", *asked)
+    assert (place / "second" / "audit.json").is_file()
+
+
 def test_info_shows_the_trace(place: Path) -> None:
     text = command("info", place / "run").stdout
     assert f"{2 * 3 * EACH} visits of {3 * EACH} samples" in text
@@ -229,6 +263,14 @@ def test_erase_says_what_goes_and_removes_all_of_it(place: Path) -> None:
         assert part in outcome.stdout
     assert sorted(path.name for path in place.iterdir()) == ["photos"]
     assert "there is no such folder" in command("erase", place / "run", "--yes", code=2).stderr
+
+
+def test_what_a_killed_erase_leaves_is_swept_by_the_next(place: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    left = _sibling(place / "run", "tmp").name.replace(f"-{os.getpid()}-", f"-{int(dead.stdout)}-")
+    (place / "run").rename(place / left)
+    assert "remainder of an interrupted command" in command("erase", place / "run", "--yes").stdout
+    assert sorted(path.name for path in place.iterdir()) == ["photos"]
 
 
 def test_erase_asks_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

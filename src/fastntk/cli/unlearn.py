@@ -224,14 +224,14 @@ def _path_facts(details: dict[str, Any]) -> dict[str, object]:
         return {}
     facts: dict[str, object] = {
         "depth": details["depth"],
-        "moved": f"{len(details['moved'])} tuned parameters; {len(details['left'])} stay on their recorded path",
+        "moved": f"{len(details['moved'])} tuned tensors; {len(details['left'])} stay on their recorded path",
     }
     further = details.get("next_depth")
     if further is not None:
+        cost = percent(further["of_retrain"])
         facts["going deeper"] = (
-            f"--depth {further['depth']} would move {further['numbers']:,} numbers more of the body, for about "
+            f"--depth {further['depth']}: {further['numbers']:,} numbers of the body move, for about {cost} of a Retrain"
         )
-        facts["going deeper"] = f"{facts['going deeper']}{percent(further['of_retrain'])} of a Retrain"
     return facts
 
 
