@@ -174,9 +174,9 @@ WRONG = [
     ("report result --thumbnails", None, "--thumbnails needs --run RUN"),
     ("report result --run run", None, "for --thumbnails only"),
     ("report result --data digits", None, "for --thumbnails only"),
-    ("report result --thumbnails --run unaudited", None, "expected 'run'"),
+    ("report result --thumbnails --run unaudited", None, "about another run's data"),
     ("report result --thumbnails --run nowhere", None, "no such folder"),
-    ("report result --thumbnails --run run --data digits@test", None, "data changed since this run"),
+    ("report result --thumbnails --run run --data digits@test", None, "samples of this run are not in digits@test"),
     ("report result --thumbnails --run run", _other_data, "another run's data"),
     ("report result --pictures", None, "--pictures"),
 ]

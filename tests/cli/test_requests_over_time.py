@@ -200,6 +200,7 @@ def test_a_result_is_audited_against_the_result_it_came_from(place: Path) -> Non
     shutil.rmtree(place / "photos" / "bee")
     unlearn(place, "first", "second", "--ids", names_of("cat")[1], "--depth", "head")
     pictures(place / "holdout", 2, seed=2)
+    shutil.rmtree(place / "holdout" / "bee")
     asked = ["--holdout", place / "holdout", "--data", place / "photos", "--relearn-cap", "1"]
     command("audit", place / "first", place / "second", *asked)
     assert (place / "second" / "audit.json").is_file()

@@ -104,6 +104,12 @@ class Samples:
     def _positions(self) -> dict[str, int]:
         return {name: position for position, name in enumerate(self.ids)}
 
+    @property
+    def classes_without_samples(self) -> tuple[str, ...]:
+        """Names of the classes that no sample here belongs to."""
+        present = set(self.labels.tolist())
+        return tuple(name for label, name in enumerate(self.classes or ()) if label not in present)
+
     def subset(self, indices: Tensor | Sequence[int]) -> Samples:
         """Return the samples at these positions, in that order, with their ids and all class names."""
         chosen = torch.as_tensor(indices)

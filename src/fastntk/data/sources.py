@@ -95,17 +95,19 @@ def load_source(
     images_per_class: int | None = None,
     only_classes: int | str | Sequence[int | str] | None = None,
     classes: Sequence[str] | None = None,
+    vanished: Sequence[str] = (),
 ) -> Samples:
     """Load a source as samples ready for a model that expects ``spec``: inputs (n, 3, size, size) float32.
 
     ``only_classes``: the first k classes (an int), or names or labels, which are numbered anew in that order.
     ``images_per_class``: the first N of each class in the source's order; too few is an error.
     ``classes``: another data set's class names: labels are matched to them by name and other classes are left out,
-    which is how a hold-out set is loaded for a run. Ids depend on none of these.
+    which is how a hold-out set is loaded for a run. ``vanished``: those of them that the source may lack. Ids depend on none of
+    these.
     """
     check_spec(spec)
-    catalog = open_source(str(src))
-    part = select(catalog, images_per_class=images_per_class, only_classes=only_classes, classes=classes)
+    catalog = open_source(str(src), emptied=bool(vanished))
+    part = select(catalog, images_per_class=images_per_class, only_classes=only_classes, classes=classes, vanished=vanished)
     return read_selection(catalog, part, spec)
 
 
