@@ -257,7 +257,7 @@ def test_other_kinds_use_the_same_folder(saved: tuple[fastntk.Run, Path], tmp_pa
     assert read_manifest(folder)["extra"] == {"method": "retrain"}
     same(saved[0], load_run(folder, samples=saved[0].data, kinds=("run", "result")))
     with pytest.raises(InputError, match="holds a 'result'"):
-        load_run(folder)
+        load_run(folder, kinds=("run",))
 
 
 def test_an_existing_folder_is_refused_and_overwritten_only_if_ours(saved: tuple[fastntk.Run, Path], copy: Path) -> None:

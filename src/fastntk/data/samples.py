@@ -137,7 +137,8 @@ class Samples:
         """Return the same samples, of a problem with this many classes: some of them may have no sample (any more)."""
         largest = int(self.labels.max()) + 1 if len(self) else 0
         if num_classes < largest or (self.classes is not None and num_classes != len(self.classes)):
-            raise InputError(f"labels go up to {largest - 1}, names are {len(self.classes or ())}: not {num_classes} classes")
+            named = "" if self.classes is None else f" and {len(self.classes)} class names are given"
+            raise InputError(f"labels go up to {largest - 1}{named}: that is not {num_classes} classes")
         part = object.__new__(Samples)
         part._store(self.inputs, self.labels, ids=self.ids, classes=self.classes, num_classes=num_classes)
         return part
