@@ -19,6 +19,7 @@ TITLES = {
     "linear": "Growth with the number of images",
     "subset_vs_all": "The subset against all parameters",
     "sketches": "Approximations",
+    "trace": "Recording a fine-tuning, and replaying a large trace",
     "plans": "Plans against what they took",
     "largest": "The largest case",
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAIT = "OMP_WAIT_POLICY"
 COMPARISON = "comparison"
-PAGES = ("unlearning", COMPARISON, "development", "tables", "architecture")
+PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
     run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
+    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path)")
+    run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path)")
+    run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
     pages = commands.add_parser("pages", help="write pages from the records")
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
@@ -65,12 +68,14 @@ def _run(options: argparse.Namespace) -> int:
     from fastntk.base.errors import InputError
     from fastntk.base.progress import show_progress
     from fastntk.reproduce.runner import plan, run_steps
-    from lab import single
+    from lab import path, single
 
     if options.threads is not None:
         if options.threads < 1:
             raise InputError(f"--threads must be at least 1, got {options.threads}.")
         torch.set_num_threads(options.threads)
+    if options.name != "path" and (options.seeds or options.rows or options.finish):
+        raise InputError("--seeds, --rows and --finish are options of 'run path'; the other experiments run all that is missing.")
     work = options.work or options.out / "work"
     if options.name == COMPARISON and not options.plan:
         from lab.comparison import tune
@@ -82,7 +87,20 @@ def _run(options: argparse.Namespace) -> int:
     if unknown:
         raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
     settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
-    if options.name == "single":
+    if options.name == "path":
+        for setting in settings:
+            path.run(
+                setting,
+                out=options.out,
+                work=work,
+                shared=options.shared,
+                seeds=options.seeds,
+                rows=options.rows,
+                only_plan=options.plan,
+                only_finish=options.finish,
+            )
+        return 0
+    if options.name in ("single", "single-path"):
         for setting in settings:
             single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
         return 0
@@ -128,6 +146,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     from lab.development_page import development_page
     from lab.expectation import expectation_table
     from lab.headline import filled, headline
+    from lab.path_page import path_page
     from lab.results_page import results_page
     from lab.settings import EXPERIMENTS
     from lab.unlearning_page import page
@@ -141,6 +160,8 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
+    if name == "path":
+        return {docs / "results-path.md": path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], out=out).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fastntk.reproduce.cells import RESNET
 from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce.methods import needs_trace
 from fastntk.reproduce.records import read_record, write_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, MethodRow, Request, Setting, slug
 from fastntk.unlearning.baseline_tuning import tune_baseline
@@ -62,7 +63,8 @@ def tune(*, out: Path, work: Path, shared: Path) -> None:
     experiment = open_experiment(setting, shared=shared, work=work)
     for request in REQUESTS:
         missing = [method for method in BASELINES if not tuning_file(request, method, out).exists()]
-        run = experiment.run(SPARE_SEED) if missing else None
+        traced = any(needs_trace(method) for method in missing)
+        run = experiment.run(SPARE_SEED, traced=traced) if missing else None
         rehearsal: Rehearsal | None = None
         for method in missing:
             assert run is not None

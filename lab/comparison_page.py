@@ -66,7 +66,8 @@ def _table(setting: Setting, *, out: Path) -> str:
         cells = ["not run"] * (len(COLUMNS) - 1) if row is None else _cells(row, records, reference)
         lines.append("| " + " | ".join([method.label, *cells]) + " |")
     missing = [name for name in BASELINES if not tuning_file(request, name, out).exists()]
-    return "\n".join([*lines, "", f"Not tuned yet, so left out: {', '.join(missing)}." if missing else ""])
+    left_out = [f"Not tuned yet, so left out: {', '.join(missing)}.", ""] if missing else [""]
+    return "\n".join([*lines, "", *left_out])
 
 
 def _cells(row: Row, records: list[Record], reference: list[Record]) -> list[str]:

@@ -2,12 +2,14 @@
 
 ``UNLEARNING`` is reported; it shares settings and records with the paper's tables (:mod:`fastntk.reproduce.cells`).
 ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
-draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time.
+draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time. ``PATH`` replays recorded fine-tunings to
+several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fastntk.reproduce.cells import MOBILENET, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting
@@ -62,4 +64,63 @@ SINGLE: tuple[Setting, ...] = (
 REMOVALS = 50
 """Single images removed, evenly spread over the data set."""
 
-EXPERIMENTS: dict[str, tuple[Setting, ...]] = {"unlearning": UNLEARNING, "development": DEVELOPMENT, "single": SINGLE}
+ONE_AND_RANDOM = (Request("class", 0), Request("random", 0.1, draw_seed=0))
+
+
+def path_rows(stage: dict[str, int]) -> tuple[MethodRow, ...]:
+    """Depths of ``path-replay``, cheap ones first; ``stage``: labels and numbers of blocks between the last one and all."""
+
+    def path(label: str, **options: Any) -> MethodRow:
+        return MethodRow(label, "path-replay", options)
+
+    return (
+        path("head", depth="head"),
+        path("last block", depth=1),
+        *(path(label, depth=blocks) for label, blocks in stage.items()),
+        path("auto", depth="auto"),
+        FAST_NTK,
+        REPLAY,
+        path("all, 1 checkpoint", depth="all", checkpoints=1),
+        path("all, 2 checkpoints, corrected", depth="all", checkpoints=2, correction=2),
+    )
+
+
+RELEARNED = frozenset({"head", "auto", "all, 2 checkpoints, corrected"})
+"""Rows of ``PATH`` whose models relearn a forgotten class, beside Full and Retrain."""
+PATH: tuple[Setting, ...] = (
+    *(
+        replace(
+            setting,
+            requests=ONE_AND_RANDOM,
+            seeds=(0, 1, 2, 3, 4),
+            extra_retrain_seeds=(5, 6, 7, 8, 9) if setting is RESNET else (),
+            methods=path_rows({"last stage": 3, "last two stages": 6}),
+        )
+        for setting in (RESNET, RESNET_200)
+    ),
+    replace(MOBILENET, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last half": 9})),
+    *(
+        replace(setting, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last 2 blocks": 2}), probes=False)
+        for setting in (VIT, VIT_50X20)
+    ),
+    replace(RESNET_500, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last stage": 3, "last two stages": 6})),
+)
+SINGLE_PATH: tuple[Setting, ...] = (
+    replace(
+        SINGLE[0],
+        name="single-path-resnet20-30",
+        methods=(
+            MethodRow("head", "path-replay", {"depth": "head", "validate": False}),
+            MethodRow("all, 1 checkpoint", "path-replay", {"depth": "all", "checkpoints": 1, "validate": False}),
+            MethodRow("all, 3 checkpoints", "path-replay", {"depth": "all", "checkpoints": 3, "validate": False}),
+        ),
+    ),
+)
+
+EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
+    "unlearning": UNLEARNING,
+    "development": DEVELOPMENT,
+    "single": SINGLE,
+    "path": PATH,
+    "single-path": SINGLE_PATH,
+}

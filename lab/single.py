@@ -3,7 +3,7 @@
 For each of ``REMOVALS`` images, evenly spread over the data: Retrain without it, in the run's batch order, and each method.
 Kept per image: its loss and margin under Full, Retrain and the unlearned networks. The rank correlation of the changes over
 all images is the result (:mod:`lab.unlearning_page`). One JSON record a removal; records that exist are not made
-again.
+again. Rows of methods that need a trace share one recorded run: what the first removal computed there, the next ones find.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from fastntk.reproduce.setting import Setting
 from fastntk.reproduce.step_runner import describe_setting
 from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.network import predict
+from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
+from fastntk.unlearning.registry import METHODS
+from lab.path_models import fresh_run, traced_fit
 from lab.settings import REMOVALS
 
 REMOVAL = 1
@@ -59,16 +62,25 @@ def run(
     experiment = open_experiment(setting, shared=shared, work=work)
     describe_setting(folder / SETTING_FILE, experiment)
     places = torch.linspace(0, len(experiment.samples) - 1, removals).round().long().tolist()
-    linearisation = linearise_run(experiment.run(setting.seeds[0]))
+    origin = _origin(experiment)
+    linearisation = linearise_run(origin) if any(needs_rows(row.method) for row in setting.methods) else None
     started = time.perf_counter()
     for count, number in enumerate(missing, 1):
-        record = removal(experiment, linearisation, places[number])
+        record = removal(experiment, origin, linearisation, places[number])
         write_record(targets[number], {"digest": digest, "number": number} | record)
         left = (time.perf_counter() - started) / count * (len(missing) - count)
         say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
 
 
-def removal(experiment: Experiment, linearisation: Linearisation, place: int) -> dict[str, Any]:
+def _origin(experiment: Experiment) -> Run:
+    """The fine-tuned run, with its trace where a method needs one."""
+    setting, seed = experiment.setting, experiment.setting.seeds[0]
+    if not any("trace" in METHODS[row.method].needs for row in setting.methods):
+        return experiment.run(seed)
+    return fresh_run(experiment, seed, traced_fit(experiment, seed)[0], verify=True)
+
+
+def removal(experiment: Experiment, origin: Run, linearisation: Linearisation | None, place: int) -> dict[str, Any]:
     """The record of removing the sample at one position."""
     setting, seed = experiment.setting, experiment.setting.seeds[0]
     inputs, labels = experiment.samples.inputs[[place]], experiment.samples.labels[[place]]
@@ -82,10 +94,10 @@ def removal(experiment: Experiment, linearisation: Linearisation, place: int) ->
     retrain = experiment.train(seed, keep)
     methods: dict[str, Any] = {}
     for method in setting.methods:
-        run = experiment.run(seed)
         shared = linearisation if needs_rows(method.method) else None
         ids = [experiment.samples.ids[place]]
-        result = unlearn(run, ids=ids, method=method.method, linearisation=shared, **{**own_seed(method, seed), **method.options})
+        options = own_seed(method, seed) | dict(method.options)
+        result = unlearn(origin, ids=ids, method=method.method, linearisation=shared, **options)
         details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "rows")
         methods[method.label] = figures(result.subset.get()) | {"wall": result.seconds, "details": details}
     return {
@@ -95,9 +107,9 @@ def removal(experiment: Experiment, linearisation: Linearisation, place: int) ->
         "id": experiment.samples.ids[place],
         "label": int(labels),
         "seed": seed,
-        "full": figures(experiment.fitted(seed).vector),
+        "full": figures(origin.subset.get()),
         "retrain": figures(retrain.vector) | {"wall": retrain.wall, "cpu": retrain.cpu},
         "methods": methods,
-        "rows_wall": linearisation.seconds,
+        "rows_wall": None if linearisation is None else linearisation.seconds,
         "environment": environment(),
     }

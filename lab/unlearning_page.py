@@ -61,7 +61,7 @@ def page(settings: Sequence[Setting], *, single: Sequence[Setting], out: Path) -
         parts.append(setting_text(setting, setting_folder(out, setting.name)))
         for request in setting.requests:
             parts.append(table_text(request, setting, rows[setting.name, request.name]))
-    parts += [_single(setting, out / "single" / setting.name) for setting in single]
+    parts += [single_text(setting, out / "single" / setting.name) for setting in single]
     parts.append(_environments(_folders(settings, single, out=out)))
     return "\n".join(parts)
 
@@ -155,7 +155,8 @@ def figure_text(figure: Figure, digits: int, *, scale: float = 1.0) -> str:
     return f"{scale * figure.mean:.{digits}f}{spread}"
 
 
-def _single(setting: Setting, folder: Path) -> str:
+def single_text(setting: Setting, folder: Path) -> str:
+    """The section of a setting that removes one image at a time."""
     records = [read_record(path, schema=REMOVAL) for path in sorted(folder.glob("removal-*.json"))]
     lines = [
         f"## {setting.name}: one image removed",

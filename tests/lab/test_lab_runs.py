@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from lab.__main__ import main
 from lab.development_page import development_page
+from lab.path_page import path_page
 from lab.settings import DEVELOPMENT, UNLEARNING
 from lab.unlearning_page import page
 from tiny_cells import TINY as BASE
@@ -78,6 +79,18 @@ def test_single_removals_resume_and_correlate(tmp_path: Path) -> None:
     assert len(set(ids)) == 3
     text = page([], single=[setting], out=folders["whole"])
     assert "| tangent-replay | 3 |" in text
+
+
+def test_single_removals_of_a_recorded_run_share_what_was_computed(tmp_path: Path) -> None:
+    head = MethodRow("head", "path-replay", {"depth": "head", "validate": False})
+    rows = MethodRow("all", "path-replay", {"depth": "all", "checkpoints": 1, "validate": False})
+    setting = dataclasses.replace(TINY, requests=(), extra_retrain_seeds=(), methods=(head, rows))
+    single.run(setting, out=tmp_path, work=tmp_path / "work", shared=Path("x"), removals=3, say=lambda text: None)
+    found = [
+        record["methods"]["all"]["details"]["rows_reused"] for name, record in records(tmp_path).items() if "removal" in name
+    ]
+    assert found == [False, True, True]
+    assert "| head | 3 |" in path_page([], single=[setting], out=tmp_path)
 
 
 def test_reported_settings_and_development_settings_do_not_meet() -> None:

@@ -348,7 +348,7 @@ def test_methods_that_aim_at_the_forgotten_class_forget_it(method: str) -> None:
     assert accuracy(result.model, result.retained) > after
 
 
-@pytest.mark.parametrize("method", NEW)
+@pytest.mark.parametrize("method", [*NEW, "amnesiac", "deltagrad"])
 def test_the_documented_defaults_are_the_defaults(method: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text("utf-8")
     section = text.split(f"\n## `{method}`")[1].split("\n## ")[0]

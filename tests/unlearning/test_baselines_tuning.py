@@ -40,7 +40,7 @@ def data(n: int = 60) -> fastntk.Samples:
 def made(model: nn.Module | None = None) -> fastntk.Run:
     torch.manual_seed(0)
     model = (model or nn.Sequential(nn.Linear(6, 3))).eval()
-    return fastntk.fit(model, fastntk.tune(model, "head"), data(), fastntk.Recipe(epochs=8, lr=0.05, batch_size=16))
+    return fastntk.fit(model, fastntk.tune(model, "head"), data(), fastntk.Recipe(epochs=8, lr=0.05, batch_size=16), trace=True)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
 
 
 def test_every_baseline_has_a_space_and_the_default_budget_fits_all() -> None:
-    assert set(BASELINES) == set(METHODS) - {"fast-ntk", "tangent-replay", "retrain", "full"}
+    assert set(BASELINES) == set(METHODS) - {"fast-ntk", "tangent-replay", "path-replay", "retrain", "full"}
     for method in BASELINES:
         space = METHODS[method].search_space
         assert space.keys() <= METHODS[method].options.keys()

@@ -10,6 +10,7 @@ alone: no weights are made or loaded. Nothing is measured: a real machine correc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +22,7 @@ from fastntk.base.live_bytes import LiveBytes
 from fastntk.models import build_model, logits
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.planning.calibration import Calibration
-from fastntk.planning.problem import Problem, Sizes, first_fitting
+from fastntk.planning.problem import Problem, Sizes, TraceSizes, first_fitting
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import Cell
 from fastntk.reproduce.methods import needs_rows
@@ -145,6 +146,9 @@ def _speed(machine: Machine, forward: float, classes: int, live: int) -> Calibra
 def _unlearning(setting: Setting, sizes: Sizes, speed: Calibration) -> tuple[float, int]:
     """Seconds of all methods of one seed but Full and Retrain, and the most bytes that one needs; rows are made once."""
     seconds, memory, rows = 0.0, 0, 0.0
+    epochs, size = setting.recipe.epochs, setting.recipe.batch_size
+    steps = epochs * math.ceil(sizes.samples / size)
+    path = TraceSizes(epochs, steps, epochs * sizes.samples, sizes.features, sizes.body)
     for row in setting.methods:
         if row.method in ("full", "retrain"):
             continue
@@ -161,6 +165,7 @@ def _unlearning(setting: Setting, sizes: Sizes, speed: Calibration) -> tuple[flo
             on_disk=0,
             whole_classes=True,
             memory=UNBOUNDED,
+            trace=path,
         )
         route = first_fitting(method.cost(problem))
         assert route is not None

@@ -2,15 +2,18 @@
 
     <work>/<model>-<training digest>/fit-seed<k>.safetensors
     <work>/<model>-<training digest>/retrain-<request>-seed<k>.safetensors
+    <work>/<model>-<training digest>/trace-seed<k>/
 
-Each holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
-pre-trained weights is refused. Runs and Retrains that are handed out have models of their own, which share with one another
-only what no training of an experiment changes.
+Each file holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
+pre-trained weights is refused. A trace is recorded while the vector is trained, where a method of the setting needs one; a vector
+that is there without its trace is trained once more for it. Runs and Retrains that are handed out have models of their own, which
+share with one another only what no training of an experiment changes.
 """
 
 from __future__ import annotations
 
 import copy
+import shutil
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +32,12 @@ from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
 from fastntk.models import build_model, card_of, input_spec
 from fastntk.reproduce.loading import chosen_classes, load_rest
+from fastntk.reproduce.methods import needs_trace
 from fastntk.reproduce.setting import REST, Request, Setting, locate, slug
-from fastntk.training.fitting import train
+from fastntk.training.fitting import fit
 from fastntk.training.run import Run
+from fastntk.training.trace import Trace
+from fastntk.training.trace_folder import read_trace
 from fastntk.tuning import Subset, tune
 from fastntk.unlearning.baselines.retrain import retrain_in_place
 from fastntk.unlearning.result import Unlearned
@@ -70,10 +76,29 @@ class Experiment:
         """The request on this data."""
         return ForgetRequest(ids=request.ids(self.samples)).resolve(self.samples)
 
-    def run(self, seed: int) -> Run:
-        """The fine-tuned run of a seed."""
-        model = self.model_with(self.fitted(seed).vector)
-        return Run(model, self.subset.on(model), self.anchor, self.samples, recipe=self.setting.recipe_for(seed))
+    @cached_property
+    def traced(self) -> bool:
+        """Whether a method of the setting needs the trace of the fine-tuning."""
+        return any(needs_trace(row.method) for row in self.setting.methods)
+
+    def run(self, seed: int, *, traced: bool | None = None) -> Run:
+        """The fine-tuned run of a seed. ``traced``: with its trace; None: where a method of the setting needs it."""
+        vector = self.fitted(seed).vector
+        trace = self.trace(seed) if traced or (traced is None and self.traced) else None
+        model = self.model_with(vector)
+        recipe = self.setting.recipe_for(seed)
+        return Run(model, self.subset.on(model), self.anchor, self.samples, recipe=recipe, trace=trace)
+
+    def trace(self, seed: int) -> Trace:
+        """The recorded path of a seed's fine-tuning: read, or recorded by training once more, and kept."""
+        folder, vector = self.folder / trace_folder(seed), self.fitted(seed).vector
+        if not folder.exists() and not torch.equal(self.train(seed, None, trace=folder).vector, vector):
+            shutil.rmtree(folder)
+            raise InputError(
+                f"Training once more to record a trace led to other weights than {self.folder / fit_file(seed)}: it was made on "
+                "another machine or with other threads. Delete it (and the records made from it), and it is trained again."
+            )
+        return read_trace(folder)
 
     def retrain_result(self, run: Run, request: Request, seed: int) -> Unlearned:
         """The Retrain of a seed as a result of ``unlearn(run, method="retrain")``, from the vector that is kept."""
@@ -108,13 +133,13 @@ class Experiment:
         identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
         return self._read_or_train(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
 
-    def train(self, seed: int, keep: Tensor | None) -> Trained:
-        """Train from the anchor, on the kept samples."""
+    def train(self, seed: int, keep: Tensor | None, *, trace: Path | None = None) -> Trained:
+        """Train from the anchor, on the kept samples; on all of them the path may be recorded into ``trace``, a new folder."""
         recipe = self.setting.recipe_for(seed)
         wall, cpu = time.perf_counter(), time.process_time()
         if keep is None:
             self.subset.set(self.anchor)
-            train(self.model, self.subset, self.samples, recipe)
+            fit(self.model, self.subset, self.samples, recipe, trace=trace)
         else:
             retrain_in_place(self.model, self.subset, self.anchor, self.samples, keep, recipe, seed=None)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -124,7 +149,10 @@ class Experiment:
         path = self.folder / name
         if path.exists():
             return read_vector(path, identity=identity)
-        trained = self.train(seed, keep)
+        trace = self.folder / trace_folder(seed) if self.traced and keep is None else None
+        if trace is not None and trace.exists():  # left by a training that ended before its vector was written
+            shutil.rmtree(trace)
+        trained = self.train(seed, keep, trace=trace)
         write_vector(path, trained, identity=identity)
         return trained
 
@@ -161,6 +189,11 @@ def vector_folder(setting: Setting, work: Path) -> Path:
 def fit_file(seed: int) -> str:
     """The name of a fine-tuning's file."""
     return f"fit-seed{seed}.safetensors"
+
+
+def trace_folder(seed: int) -> str:
+    """The name of a fine-tuning's trace."""
+    return f"trace-seed{seed}"
 
 
 def retrain_file(request: Request, seed: int) -> str:

@@ -12,6 +12,11 @@ def needs_rows(name: str) -> bool:
     return "rows" in METHODS[name].needs
 
 
+def needs_trace(name: str) -> bool:
+    """Whether a method walks along the recorded path of the fine-tuning."""
+    return "trace" in METHODS[name].needs
+
+
 def own_seed(row: MethodRow, seed: int) -> dict[str, int]:
     """The run's seed for methods that draw at random themselves; Retrain takes it from the recipe."""
     return {"seed": seed} if row.method != "retrain" and "seed" in METHODS[row.method].options else {}

@@ -28,6 +28,8 @@ _HOMES = {
     "ssd": "fastntk.unlearning.baselines.ssd:METHOD",
     "salun": "fastntk.unlearning.baselines.salun:METHOD",
     "fisher": "fastntk.unlearning.baselines.fisher:METHOD",
+    "amnesiac": "fastntk.unlearning.baselines.amnesiac:METHOD",
+    "deltagrad": "fastntk.unlearning.baselines.deltagrad:METHOD",
 }
 _REGISTERED: dict[str, Method] = {}
 

@@ -92,7 +92,8 @@ def rehearse(
     validation: float = 0.2,
     seed: int = 0,
 ) -> Rehearsal:
-    """Fine-tune a copy of the run again from its anchor, without a ``validation`` share of the retained samples.
+    """Fine-tune a copy of the run again from its anchor, without a ``validation`` share of the retained samples; recorded where
+    the run was.
 
     The share is drawn from each class (rounded, at least one, and at least one stays), never from the samples to forget.
     """
@@ -119,7 +120,7 @@ def rehearse(
     model = working_copy(run)
     subset = run.subset.on(model)
     subset.set(run.anchor)
-    again = fit(model, subset, data.subset(trained.nonzero().flatten()), run.recipe)
+    again = fit(model, subset, data.subset(trained.nonzero().flatten()), run.recipe, trace=run.trace is not None)
     return Rehearsal(
         origin=run,
         run=again,

@@ -33,3 +33,11 @@ def gradients_route(problem: Problem, *, samples: int, vectors: int) -> Route:
     route = problem.passes(0, batch=1, extra_seconds=seconds, note="gradients of samples")
     held = min(32, samples) * (speed.row_bytes + 4 * vectors * s.parameters * s.itemsize)
     return replace(route, memory=route.memory + held)
+
+
+def head_path_seconds(problem: Problem) -> float:
+    """The recorded path walked once: two products with the head a visit, and some small operations a step."""
+    path = problem.trace
+    assert path is not None
+    operations = 4.0 * path.visits * path.features * problem.sizes.classes
+    return operations / problem.speed.gemm32 + path.steps * 60 * problem.speed.dispatch

@@ -1,0 +1,177 @@
+"""The models of the path experiment, kept as files beside the trained weights of :mod:`fastntk.reproduce.experiment`:
+
+    traced-seed<k>.safetensors, trace-seed<k>/                 a recorded fine-tuning: its tuned vector and its trace
+    path/<request>/<model>-seed<k>.safetensors                 a tuned vector and its logits on D_f and the hold-out set
+
+The recorded fine-tuning has a vector of its own: a trace belongs to weights bit by bit, and a fine-tuning that was kept earlier
+may have been made with another number of threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fastntk.auditing import accuracy, mean_loss, recovered, total_variation, weight_distance
+from fastntk.auditing.metrics import margins
+from fastntk.auditing.ulira import logit_confidence
+from fastntk.base.atomic import write_file
+from fastntk.base.digest import json_digest, tensor_digest
+from fastntk.reproduce.experiment import Experiment, Trained, read_vector, write_vector
+from fastntk.reproduce.setting import Request
+from fastntk.training.fitting import fit
+from fastntk.training.network import predict
+from fastntk.training.run import Run
+from fastntk.training.trace_folder import read_trace
+from fastntk.unlearning.baselines.retrain import retrain_in_place
+
+SCHEMA = "fastntk-path/1"
+"""Of a seed's record."""
+TIMED_EPOCHS = 2
+"""Epochs of a Retrain that are timed where its cost is compared with; the rest is proportional."""
+SETS = ("forget", "holdout")
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """A tuned vector (d,), its logits (n, C) on D_f and the hold-out set, their labels, and the accuracy on retained samples."""
+
+    vector: Tensor
+    forget: Tensor
+    holdout: Tensor
+    labels: dict[str, Tensor]
+    retain_accuracy: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether all logits are numbers."""
+        return bool(torch.isfinite(self.forget).all() and torch.isfinite(self.holdout).all())
+
+
+def traced_fit(experiment: Experiment, seed: int) -> tuple[Trained, bool]:
+    """The recorded fine-tuning of a seed, and whether it was made just now; half of a pair of files is made again."""
+    path, folder = experiment.folder / f"traced-seed{seed}.safetensors", trace_folder(experiment, seed)
+    if path.exists() and folder.exists():
+        return read_vector(path, identity=experiment.identity), False
+    path.unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    experiment.subset.set(experiment.anchor)
+    wall, cpu = time.perf_counter(), time.process_time()
+    run = fit(experiment.model, experiment.subset, experiment.samples, experiment.setting.recipe_for(seed), trace=folder)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    trained = Trained(run.subset.get(), wall, cpu, torch.get_num_threads())
+    write_vector(path, trained, identity=experiment.identity)
+    return trained, True
+
+
+def trace_folder(experiment: Experiment, seed: int) -> Path:
+    """Where the trace of a seed lies."""
+    return experiment.folder / f"trace-seed{seed}"
+
+
+def fresh_run(experiment: Experiment, seed: int, trained: Trained, *, verify: bool = False) -> Run:
+    """The recorded run with a model and a trace of its own: nothing that an earlier request computed is in it."""
+    model = experiment.model_with(trained.vector)
+    trace = read_trace(trace_folder(experiment, seed), verify=verify)
+    recipe = experiment.setting.recipe_for(seed)
+    return Run(model, experiment.subset.on(model), experiment.anchor, experiment.samples, recipe=recipe, trace=trace)
+
+
+def timed_retrain(experiment: Experiment, request: Request, seed: int) -> dict[str, Any]:
+    """Seconds of a Retrain, from its first epochs (same batches), run here and now; JSON-able."""
+    whole = experiment.setting.recipe_for(seed)
+    recipe = dataclasses.replace(whole, epochs=min(TIMED_EPOCHS, whole.epochs))
+    keep = experiment.split(request).keep
+    wall, cpu = time.perf_counter(), time.process_time()
+    retrain_in_place(experiment.model, experiment.subset, experiment.anchor, experiment.samples, keep, recipe, seed=None)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    scale = whole.epochs / max(1, recipe.epochs)
+    return {"wall": wall * scale, "cpu": cpu * scale, "epochs_timed": recipe.epochs, "threads": torch.get_num_threads()}
+
+
+def outputs_of(experiment: Experiment, request: Request, vector: Tensor, path: Path) -> Outputs:
+    """The logits of a tuned vector: read where they are of this vector on this data, else made and kept."""
+    split = experiment.split(request)
+    samples, forgotten = experiment.samples, experiment.samples.subset(split.forget)
+    holdout = experiment.holdout
+    identity = json_digest([experiment.identity, holdout.digest(), forgotten.ids_digest(), tensor_digest(vector)])
+    stored = read_outputs(path, identity=identity)
+    if stored is not None:
+        return stored
+    model = experiment.model_with(vector)
+    retained = samples.subset(split.retain)
+    outputs = Outputs(
+        vector=vector,
+        forget=predict(model, forgotten.inputs),
+        holdout=predict(model, holdout.inputs),
+        labels={"forget": forgotten.labels, "holdout": holdout.labels},
+        retain_accuracy=accuracy(predict(model, retained.inputs), retained.labels),
+    )
+    tensors = {"vector": outputs.vector, "forget": outputs.forget, "holdout": outputs.holdout}
+    tensors |= {f"{name}_labels": labels for name, labels in outputs.labels.items()}
+    header = {"identity": identity, "retain_accuracy": json.dumps(outputs.retain_accuracy)}
+    write_file(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata=header), overwrite=True)
+    return outputs
+
+
+def read_outputs(path: Path, *, identity: str | None = None) -> Outputs | None:
+    """Logits that are kept; None where there are none, or (with ``identity``) they are of something else."""
+    if not path.exists():
+        return None
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        if identity is not None and header.get("identity") != identity:
+            return None
+        labels = {name: file.get_tensor(f"{name}_labels") for name in SETS}
+        vector, forget, holdout = (file.get_tensor(name) for name in ("vector", *SETS))
+    return Outputs(vector, forget, holdout, labels, json.loads(header["retain_accuracy"]))
+
+
+def outputs_file(folder: Path, request: Request, model: str, seed: int) -> Path:
+    """Where the logits of a model lie, below the folder of trained weights."""
+    return folder / "path" / request.name / f"{model}-seed{seed}.safetensors"
+
+
+def own_figures(outputs: Outputs) -> dict[str, Any]:
+    """JSON-able figures of one model; confidences log p_y/(1 − p_y) of the forgotten samples are what U-LiRA compares."""
+    labels, finite = outputs.labels, outputs.finite
+    confidences = logit_confidence(outputs.forget, labels["forget"]).tolist() if finite else None
+    return {
+        "accuracy": {
+            "retain": outputs.retain_accuracy,
+            "forget": accuracy(outputs.forget, labels["forget"]),
+            "holdout": accuracy(outputs.holdout, labels["holdout"]),
+        },
+        "loss": mean_loss(outputs.forget, labels["forget"]),
+        "margin": float(margins(outputs.forget, labels["forget"]).mean()),
+        "confidences": None if confidences is None else [round(value, 4) for value in confidences],
+    }
+
+
+def compared(outputs: Outputs, *, retrain: Outputs, full: Outputs, anchor: Tensor) -> dict[str, Any]:
+    """JSON-able: how far a model is from the same seed's Retrain."""
+    losses = [mean_loss(each.forget, each.labels["forget"]) for each in (outputs, full, retrain)]
+    return {
+        "same": variation(outputs, retrain),
+        "weights": weight_distance(outputs.vector, retrain.vector, anchor),
+        "recovered": recovered(*losses),
+    }
+
+
+def variation(first: Outputs, second: Outputs) -> dict[str, float] | None:
+    """Total variation of two models on D_f and the hold-out set; None where logits are not numbers."""
+    if not (first.finite and second.finite):
+        return None
+    pairs = {name: [getattr(each, name).double().softmax(1) for each in (first, second)] for name in SETS}
+    return {name: total_variation(*pair) for name, pair in pairs.items()}

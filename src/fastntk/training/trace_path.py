@@ -1,0 +1,103 @@
+"""The whole recorded path from a trace: at every step the tuned parameters, the gradient of the batch, and where the step led.
+
+    body   g_t as it was recorded
+    head   1/B Σ_i r_i h_iᵀ and 1/B Σ_i r_i,    r_i = ∂ℓ/∂f at f_i = W_t h_i + b_t, h_i as recorded
+    step   w_{t+1} = optimiser( clip_t · g_t + penalty · (w_t − w_0) ) at the recorded rate
+
+Every epoch begins at the parameters that were recorded there, so rounding (and features in half precision) adds up over one epoch
+only. Not for paths without some of the samples: what approximates those is a method's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastntk.base.errors import InputError, listing
+from fastntk.training.optimizers import rebuild
+from fastntk.training.trace import Trace
+from fastntk.tuning import Subset
+
+
+@dataclass(frozen=True, eq=False)
+class PathStep:
+    """One step: its ``number``, the positions of its ``samples`` (B,), the tuned parameters ``weights`` (d,) before it and
+    ``after`` it, and the ``gradient`` (d,) of the batch's mean loss at ``weights``, without clipping and penalty.
+    """
+
+    number: int
+    samples: Tensor
+    weights: Tensor
+    gradient: Tensor
+    after: Tensor
+
+
+class PathOptimizer:
+    """The trace's optimiser on one vector of tuned parameters, ``values`` (d,), from the anchor."""
+
+    def __init__(self, trace: Trace, anchor: Tensor) -> None:
+        self.values = anchor.detach().clone()
+        self._anchor, self._penalty = anchor, trace.facts.penalty
+        self._rates, self._clips = trace.rates.tolist(), trace.clips.tolist()
+        self._optimizer = rebuild(trace.facts.optimizer, trace.facts.options, [self.values])
+
+    def step(self, number: int, gradient: Tensor) -> None:
+        """Step ``number`` of the path with this gradient (d,) of the batch's mean loss; its rate, clipping factor and penalty."""
+        self.values.grad = gradient * self._clips[number] + self._penalty * (self.values - self._anchor)
+        self._optimizer.param_groups[0]["lr"] = self._rates[number]
+        self._optimizer.step()
+
+
+def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[PathStep]:
+    """Step by step from the anchor (d,) to the trained parameters. ``subset``: the run's, in whose order vectors are."""
+    facts = trace.facts
+    if trace.gradients is None or trace.weights is None or facts.left:
+        raise InputError(
+            f"This trace has no gradients of {listing(facts.left)}, so their path is not known. "
+            "Use method='path-replay' with depth='head', which needs the head's path alone."
+        )
+    slices = subset.slices
+    positions = torch.arange(subset.numel)
+    body = torch.cat([positions[:0], *(positions[slices[name]] for name in facts.body)])
+    fixed = None if facts.head_bias is not None else _fixed_bias(subset, facts.head_weight)
+    path = PathOptimizer(trace, anchor)
+    labels = trace.listed.labels
+    bounds, epochs = trace.bounds.tolist(), trace.epoch_steps.tolist()
+    for epoch in range(trace.epochs):
+        path.values.copy_(trace.weights[epoch])
+        for number in range(epochs[epoch], epochs[epoch + 1]):
+            samples = trace.visited[bounds[number] : bounds[number + 1]]
+            features = trace.features.read(bounds[number], bounds[number + 1]).to(anchor)
+            weights = path.values.clone()
+            head = weights[slices[facts.head_weight]].view(facts.classes, facts.features)
+            bias = fixed if facts.head_bias is None else weights[slices[facts.head_bias]]
+            outputs = F.linear(features, head, bias)
+            residual = loss_residual(outputs, labels[samples].to(outputs.device), facts.loss) / len(samples)
+            gradient = torch.zeros_like(weights)
+            gradient[body] = trace.gradients[number].to(weights)
+            gradient[slices[facts.head_weight]] = (residual.T @ features).reshape(-1)
+            if facts.head_bias is not None:
+                gradient[slices[facts.head_bias]] = residual.sum(0)
+            path.step(number, gradient)
+            yield PathStep(number, samples, weights, gradient, path.values.clone())
+
+
+def loss_residual(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
+    """The gradient of each sample's loss by its logits, (B, C)."""
+    wanted = F.one_hot(labels, outputs.shape[1]).to(outputs)
+    if loss == "cross-entropy":
+        return outputs.softmax(1) - wanted
+    if loss == "squared":
+        return outputs - (wanted - 1.0 / outputs.shape[1])
+    raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
+
+
+def _fixed_bias(subset: Subset, head_weight: str) -> Tensor | None:
+    """The head's bias where it is there and not tuned."""
+    prefix, _, _ = head_weight.rpartition("weight")
+    bias = dict(subset.model.named_parameters()).get(f"{prefix}bias")
+    return None if bias is None else bias.detach()
