@@ -40,7 +40,8 @@ def results(run_folder: Path) -> dict[str, Path]:
 
 
 def test_it_says_what_it_will_do_and_writes_a_record_beside_the_result(run_folder: Path, results: dict[str, Path]) -> None:
-    before = {path: path.read_bytes() for path in (*run_folder.iterdir(), *results["pushed"].iterdir())}
+    folders = (run_folder, results["pushed"])
+    before = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     options = ["--holdout", "digits@test", "--reference", "retrain", "--retrains", "0", *QUICK]
     outcome = command("audit", run_folder, results["pushed"], *options, "--require", "forget_accuracy<=200")
     assert outcome.exit_code == 0, outcome.output
@@ -121,4 +122,4 @@ def test_a_file_that_is_no_record_is_not_replaced(run_folder: Path, results: dic
     assert "does not look like something this command wrote" in outcome.stderr
     swapped = command("audit", results["pushed"], run_folder, "--holdout", "digits@test", "--out", tmp_path / "x.json")
     assert swapped.exit_code == 2
-    assert "holds a 'result'; expected 'run'" in swapped.stderr
+    assert "holds a 'run'; expected 'result'" in swapped.stderr

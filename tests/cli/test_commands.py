@@ -23,9 +23,10 @@ from fastntk.cli import app as app_module
 from fastntk.cli import demo as demo_module
 from fastntk.cli.app import app
 from fastntk.cli.finetune import finetune, portable
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 from fastntk.unlearning import METHODS
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "1", "--seed", "1"]

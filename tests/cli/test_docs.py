@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line]
-    assert len(lines) == 5
+    assert len(lines) == 9
     for line in lines:
         program, *arguments = line.split()
         assert program == "fastntk"

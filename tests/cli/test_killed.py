@@ -18,9 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fastntk.cli.app import app
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 
 TIMES = 20
 TUNE = ["finetune", "resnet20", "--weights", "cifar100", "--data", "digits", "--images-per-class", "4"]
@@ -72,7 +73,7 @@ def kill_again_and_again(out: Path, *arguments: object) -> set[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_finetune(tmp_path: Path) -> None:

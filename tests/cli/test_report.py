@@ -20,8 +20,9 @@ from fastntk.cli.app import app
 from fastntk.cli.report import as_png
 from fastntk.data.digits import open_digits
 from fastntk.report import record_digest, render
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 
@@ -173,9 +174,9 @@ WRONG = [
     ("report result --thumbnails", None, "--thumbnails needs --run RUN"),
     ("report result --run run", None, "for --thumbnails only"),
     ("report result --data digits", None, "for --thumbnails only"),
-    ("report result --thumbnails --run unaudited", None, "expected 'run'"),
+    ("report result --thumbnails --run unaudited", None, "about another run's data"),
     ("report result --thumbnails --run nowhere", None, "no such folder"),
-    ("report result --thumbnails --run run --data digits@test", None, "data changed since this run"),
+    ("report result --thumbnails --run run --data digits@test", None, "samples of this run are not in digits@test"),
     ("report result --thumbnails --run run", _other_data, "another run's data"),
     ("report result --pictures", None, "--pictures"),
 ]

@@ -17,9 +17,10 @@ from fastntk.base.errors import InputError
 from fastntk.cli.app import app
 from fastntk.cli.method_options import method_options
 from fastntk.cli.request import parse_bytes
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result, save_result
-from fastntk.storage.runs import load_run, source_samples
+from fastntk.storage.runs import load_run
 from fastntk.unlearning import METHODS, update
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
@@ -51,9 +52,11 @@ def result_folder(run_folder: Path) -> Path:
 
 
 def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder: Path, run: Any, tmp_path: Path) -> None:
-    before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
+    before = {path.name: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
     out = tmp_path / "deep" / "result"
-    outcome = command("unlearn", run_folder, "--classes", "0", "--damping", "0.1", "--option", "at=anchor", "--out", out)
+    outcome = command(
+        "unlearn", run_folder, "--classes", "0", "--method", "fast-ntk", "--damping", "0.1", "--option", "at=anchor", "--out", out
+    )
     assert outcome.exit_code == 0, outcome.output
     for part in (
         "forget 4 of 12",
@@ -65,11 +68,11 @@ def test_unlearn_says_what_it_does_and_writes_what_the_library_makes(run_folder:
     ):
         assert part in outcome.stdout
     loaded = load_result(out, run)
-    expected = fastntk.unlearn(run, classes=[0], damping=0.1, at="anchor")
+    expected = fastntk.unlearn(run, classes=[0], method="fast-ntk", damping=0.1, at="anchor")
     assert torch.equal(loaded.subset.get(), expected.subset.get())
     assert torch.equal(loaded.split.forget, expected.split.forget)
     assert list(loaded.model.state_dict()) == list(run.model.state_dict())
-    assert {path.name: path.read_bytes() for path in run_folder.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
 
 
 def test_json_is_one_object_without_ids(run_folder: Path, run: Any, tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_data_may_have_moved_but_not_changed(run_folder: Path, tmp_path: Path) -
         "unlearn", run_folder, "--classes", "0", "--method", "full", "--data", "digits@test", "--out", tmp_path / "b"
     )
     assert changed.exit_code == 2
-    assert "data changed since this run" in changed.stderr
+    assert "samples of this run are not in digits@test" in changed.stderr
     assert not (tmp_path / "b").exists()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastntk.base.errors import InputError
-from fastntk.data.catalog import Catalog, select
+from fastntk.data.catalog import Catalog, select, select_ids
 
 
 def catalog(labels: list[int], classes: tuple[str, ...] | None = ("a", "b", "c")) -> Catalog:
@@ -82,3 +82,17 @@ def test_labels_outside_the_classes() -> None:
         catalog([-1], classes=None)
     with pytest.raises(InputError, match="holds no images"):
         catalog([])
+
+
+def test_samples_are_chosen_by_id_and_labelled_by_name_when_a_class_is_gone() -> None:
+    names, labels = ("ape", "cat"), np.array([0, 0, 1, 1])  # "bee", once label 1, is gone: "cat" is 1 in the source, 2 to the run
+    source = Catalog("somewhere", ("a0", "a1", "c0", "c1"), labels, names, lambda row: np.zeros((2, 2), np.uint8))
+    part, lacking = select_ids(source, ["c1", "b0", "a0"], ["ape", "bee", "cat"])
+    assert part.rows.tolist() == [3, 0]
+    assert part.labels.tolist() == [2, 0]
+    assert part.classes == ("ape", "bee", "cat")
+    assert lacking == ("b0",)
+    with pytest.raises(InputError, match="lacks the classes bee"):
+        select(source, classes=["ape", "bee", "cat"])
+    aligned = select(source, classes=["ape", "bee", "cat"], vanished=["bee"])
+    assert aligned.labels.tolist() == [0, 0, 2, 2]

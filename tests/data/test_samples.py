@@ -170,3 +170,16 @@ def test_the_digest_is_computed_once_and_follows_writes() -> None:
     assert samples.digest() == first
     samples.labels[0] = 1
     assert samples.digest() != first
+
+
+def test_classes_may_outnumber_the_labels() -> None:
+    samples = Samples(torch.zeros(2, 1), [0, 1])
+    assert samples.num_classes == 2
+    assert samples.counting(3).num_classes == 3
+    assert samples.counting(3).digest() == samples.digest()
+    with pytest.raises(InputError, match="not 1 classes"):
+        samples.counting(1)
+    named = Samples(torch.zeros(1, 1), [2], classes=["a", "b", "c"])
+    assert named.classes_without_samples == ("a", "b")
+    with pytest.raises(InputError, match="not 4 classes"):
+        named.counting(4)

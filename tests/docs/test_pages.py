@@ -100,6 +100,7 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
         shutil.copy(part, target)
     request = ["digit-3/001.png", "digit-7/004.png"]
     (tmp_path / "request.txt").write_text("\n".join(request) + "\n")
+    (tmp_path / "next.txt").write_text("digit-5/000.png\n")
     model = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
     samples = fastntk.load_source("photos@train", spec=fastntk.input_spec(model))
     fastntk.fit(model, fastntk.tune(model, "norm+head"), samples, fastntk.Recipe(epochs=6, lr=2e-3))
@@ -118,10 +119,11 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "results" / "request-17" / "report.html").is_file()
     served = fastntk.build_model("resnet20", num_classes=10)
     served.load_state_dict(torch.load("unlearned.pt", weights_only=True))
-    # The photos go; the run made from the result finds its data, the old one no longer does.
+    # The photos go; the results find their data, the old run no longer does.
     for name in request:
         (tmp_path / "photos" / "train" / name).unlink()
-    assert CliRunner().invoke(app, ["plan", "runs/photos-after-17", "--classes", "digit-1"]).exit_code == 0
+    for result in ("results/request-17", "results/request-18"):
+        assert CliRunner().invoke(app, ["plan", result, "--classes", "digit-1"]).exit_code == 0
     refused = CliRunner().invoke(app, ["plan", "runs/photos", "--classes", "digit-1"])
     assert refused.exit_code == 2
     assert "The data changed since this run was made" in refused.stderr

@@ -23,8 +23,9 @@ from fastntk.base.errors import InputError
 from fastntk.models import card_of, logits
 from fastntk.models.card import fingerprint_of
 from fastntk.models.torchvision_ops import import_optional
+from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import MANIFEST, SEAL, read_manifest, seal
-from fastntk.storage.runs import load_run, save_run, source_samples
+from fastntk.storage.runs import load_run, save_run
 
 
 def some_samples(count: int = 12, *, size: int = 32, classes: int = 3) -> fastntk.Samples:
@@ -187,7 +188,7 @@ DAMAGE = {
     "other version": (lambda f: edit_manifest(f, version=2), r"format version 2; this fastntk reads version 1"),
     "other format": (lambda f: edit_manifest(f, format="x"), r"not a manifest of fastntk"),
     "not an object": (lambda f: (f / MANIFEST).write_text("[]"), r"not a manifest of fastntk"),
-    "other kind": (lambda f: edit_manifest(f, sealed=True, kind="result"), r"holds a 'result'; expected 'run'"),
+    "other kind": (lambda f: edit_manifest(f, sealed=True, kind="ensemble"), r"holds a 'ensemble'; expected 'run' or 'result'"),
     "unknown tuned name": (lambda f: edit_manifest(f, sealed=True, subset=["fc.weight"]), r"differ in .*bn1"),
     "no files": (lambda f: edit_manifest(f, sealed=True, files={}), r"does not list tuned.safetensors"),
     "foreign path": (lambda f: edit_manifest(f, sealed=True, files={"../x.safetensors": {}}), r"cannot vouch for"),
@@ -256,7 +257,7 @@ def test_other_kinds_use_the_same_folder(saved: tuple[fastntk.Run, Path], tmp_pa
     assert read_manifest(folder)["extra"] == {"method": "retrain"}
     same(saved[0], load_run(folder, samples=saved[0].data, kinds=("run", "result")))
     with pytest.raises(InputError, match="holds a 'result'"):
-        load_run(folder)
+        load_run(folder, kinds=("run",))
 
 
 def test_an_existing_folder_is_refused_and_overwritten_only_if_ours(saved: tuple[fastntk.Run, Path], copy: Path) -> None:

@@ -21,7 +21,7 @@ from fastntk.auditing.roc import Array
 from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples
 from fastntk.models import card_of
-from fastntk.storage.results import id_digest
+from fastntk.storage.data import id_digest
 from fastntk.unlearning.result import Unlearned
 
 BINS = 30

@@ -122,21 +122,40 @@ def write_file(target: Path, content: bytes, *, overwrite: bool = False) -> Path
     return target
 
 
-def recover(target: Path) -> None:
-    """Sweep what killed processes of this machine left beside ``target``; put back a folder that was set aside."""
+def remove_folder(target: Path) -> None:
+    """Remove a folder: for whoever looks it is there whole until it is gone altogether.
+
+    It is renamed to unfinished work first; what a kill leaves of that is swept by the next :func:`recover`.
+    """
     target = _absolute(target)
+    aside = _sibling(target, "tmp")
+    os.rename(target, aside)
+    _flush(target.parent)
+    shutil.rmtree(aside)
+    _flush(target.parent)
+
+
+def recover(target: Path) -> list[Path]:
+    """Sweep what killed processes of this machine left beside ``target``; put back a folder that was set aside.
+
+    Returns what was removed.
+    """
+    target, removed = _absolute(target), list[Path]()
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
-        return
+        return removed
     for path in sorted(target.parent.glob(f".{_escape(target.name)}.*-*")):
         match = _LEFTOVER.match(path.name)
         if match is None or match["name"] != target.name or not _dead(match["host"], int(match["pid"])):
             continue
         if match["kind"] == "old" and not os.path.lexists(target):
             os.rename(path, target)
-        elif path.is_dir() and not path.is_symlink():
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed
 
 
 def _put_folder(work: Path, target: Path, *, overwrite: bool) -> None:

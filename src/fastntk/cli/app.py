@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from fastntk.base.errors import InputError
 from fastntk.cli.audit import audit
 from fastntk.cli.demo import demo
+from fastntk.cli.erase import erase
 from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
 from fastntk.cli.plan import plan
@@ -71,7 +72,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (demo, finetune, plan, unlearn, audit, report, info, pretrain, reproduce):
+for command in (demo, finetune, plan, unlearn, audit, report, info, erase, pretrain, reproduce):
     app.command(help=reflowed(inspect.getdoc(command) or ""))(command)
 
 

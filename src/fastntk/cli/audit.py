@@ -91,7 +91,9 @@ def audit(
         loaded = open_run(run, data)
         subject = load_result(result, loaded)
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
-        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes)
+        # A class that an earlier request forgot may be gone from the hold-out set too.
+        vanished = loaded.data.classes_without_samples
+        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished)
         options: dict[str, Any] = {
             "relearn_cap": relearn_cap,
             "probes": probes,

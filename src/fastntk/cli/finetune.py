@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import duration, percent
+from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.options import DATA_HELP, Json, Overwrite, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
 
@@ -49,6 +49,13 @@ def finetune(
     seed: Seed = 0,
     prompt_length: Annotated[int, typer.Option("--prompt-length", help="Keys and values together, a block.")] = 10,
     prompt_blocks: Annotated[int, typer.Option("--prompt-blocks", help="How many of the first blocks.")] = 5,
+    trace: Annotated[
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Record the path of the fine-tuning, so that later requests take seconds (default: where the model allows it).",
+        ),
+    ] = None,
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -56,7 +63,8 @@ def finetune(
     """Fine-tune a small part of a stock model, and keep what unlearning needs to know of it.
 
     The run folder holds the weights, their values before fine-tuning, the recipe and digests of the data; never the
-    data itself.
+    data itself. Its sub-folder trace/ holds the path of the fine-tuning, recorded at no extra pass: ids, labels, and the head's
+    input at every visit of a sample; its size is said before and after.
 
     Examples:
 
@@ -67,7 +75,8 @@ def finetune(
     fastntk finetune timm:vit_small_patch14_dinov2 --weights vit.safetensors --image-size 112
     --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
     """
-    from fastntk.base.atomic import check_output
+    from fastntk.base.atomic import check_output, scratch_folder
+    from fastntk.cli.request import nearest_folder
     from fastntk.storage.manifest import is_bundle
     from fastntk.storage.runs import save_run
     from fastntk.training.fitting import fit
@@ -96,11 +105,24 @@ def finetune(
             prompts={"prompt_length": prompt_length, "prompt_blocks": prompt_blocks},
             seed=seed,
         )
-        announce(output, model, subset=subset, samples=samples, recipe=recipe, source=source)
-        run = dataclasses.replace(fit(subset.model, subset, samples, recipe), source=source)
-        save_run(run, out, overwrite=overwrite)
-    record = summary(run, name=model, out=out)
+        unrecorded = no_trace_because(subset, samples, recipe, wanted=trace)
+        announce(
+            output,
+            model,
+            subset=subset,
+            samples=samples,
+            recipe=recipe,
+            source=source,
+            trace=trace_fact(subset, samples, recipe, unrecorded),
+        )
+        with scratch_folder(nearest_folder(out), f"{out.name}-trace") as scratch:
+            recorded = None if unrecorded is not None else scratch / "trace"
+            run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source)
+            save_run(run, out, overwrite=overwrite, take_trace=recorded is not None)
+    record = summary(run, name=model, out=out, unrecorded=unrecorded)
     seconds, accuracy = record["seconds"], record["accuracy"]
+    if run.trace is not None:
+        output.say(f"Recorded {byte_size(run.trace.nbytes)}: {run.trace.visits:,} visits in {run.trace.steps:,} steps.")
     if accuracy is not None:
         output.say(f"Fine-tuned in {duration(seconds)}: accuracy {percent(accuracy)} in the last epoch.")
     output.finish(record, wrote=str(out), then=f"fastntk plan {out} --classes 0")
@@ -130,8 +152,35 @@ def prepare(
     return subset, load_source(source["data"], spec=input_spec(model), **chosen)
 
 
-def announce(output: Output, name: str, *, subset: Subset, samples: Samples, recipe: Recipe, source: dict[str, Any]) -> None:
-    """Say what is about to happen and how long it will take."""
+def no_trace_because(subset: Subset, samples: Samples, recipe: Recipe, *, wanted: bool | None) -> str | None:
+    """Why no trace is recorded, None where one is; refused where one is ``wanted`` (None: where possible) and cannot be."""
+    from fastntk.base.errors import InputError
+    from fastntk.training.network import check_samples
+    from fastntk.training.recording import FitRecorder
+
+    if wanted is False:
+        return "as asked (--no-trace)"
+    check_samples(subset.model, samples)
+    try:
+        FitRecorder(subset.model, subset, samples, recipe).writer.close()
+    except InputError as error:
+        if wanted:
+            raise
+        return str(error)
+    return None
+
+
+def announce(
+    output: Output,
+    name: str,
+    *,
+    subset: Subset,
+    samples: Samples,
+    recipe: Recipe,
+    source: dict[str, Any],
+    trace: str | None = None,
+) -> None:
+    """Say what is about to happen, how long it will take and how much a trace will."""
     from fastntk.training.fitting import estimated_seconds
 
     decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
@@ -143,12 +192,25 @@ def announce(output: Output, name: str, *, subset: Subset, samples: Samples, rec
             "data": f"{len(samples):,} samples in {samples.num_classes} classes from {source['data']}",
             "recipe": f"{recipe.epochs} epochs, {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
             f"batches of {recipe.batch_size}{decay}, seed {recipe.seed}",
+            **({} if trace is None else {"trace": trace}),
             "estimate": f"{duration(estimated_seconds(subset, samples, recipe))}, from one short batch",
         }
     )
 
 
-def summary(run: Run, *, name: str, out: Path) -> dict[str, Any]:
+def trace_fact(subset: Subset, samples: Samples, recipe: Recipe, unrecorded: str | None) -> str:
+    """What will be recorded, for people: its size, and what it leaves out to stay small."""
+    from fastntk.training.recording import trace_size
+
+    if unrecorded is not None:
+        return f"not recorded: {unrecorded}"
+    size = trace_size(subset, samples, recipe)
+    half = ", features in half precision" if size["half"] else ""
+    head = "" if size["gradients"] else ", of the head only: the gradients of the rest would be too large"
+    return f"about {size['size']} will be recorded{half}{head}"
+
+
+def summary(run: Run, *, name: str, out: Path, unrecorded: str | None) -> dict[str, Any]:
     """The record that ``--json`` prints."""
     assert run.recipe is not None
     last = run.history[-1] if run.history else {}
@@ -164,6 +226,8 @@ def summary(run: Run, *, name: str, out: Path) -> dict[str, Any]:
         "recipe": run.recipe.to_dict(),
         "loss": last.get("loss"),
         "accuracy": last.get("accuracy"),
+        "trace": None if run.trace is None else run.trace.summary(),
+        "no_trace_because": unrecorded,
         "seconds": sum(epoch["seconds"] for epoch in run.history),
     }
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fastntk.base.text import percent
+from fastntk.base.text import byte_size, percent
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
@@ -18,7 +18,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written
 def info(folder: Folder, json: Json = False) -> None:
     """Show what the folder of a run or a result holds.
 
-    Verified: every file's size and SHA-256, and the manifest's own digest.
+    Verified: every file's size and SHA-256, those of the trace too, and the manifest's own digest.
 
     Examples:
 
@@ -27,9 +27,11 @@ def info(folder: Folder, json: Json = False) -> None:
     fastntk info runs/digits --json | jq .recipe
     """
     from fastntk.storage.manifest import read_bundle
+    from fastntk.storage.traces import stored_trace
 
     output = Output(as_json=json)
     manifest = read_bundle(folder).manifest
+    stored_trace(folder, manifest)
     if not json:
         output.say(f"{folder}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
         output.facts(_facts(manifest))
@@ -58,10 +60,11 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
         "model": name,
         "weights": weights,
         "tuned": f"{manifest['tuned']:,} parameters ({percent(manifest['ratio'])})",
-        "data": f"{data['count']:,} samples, {data['num_classes']} classes, digest {data['digest'][:16]}…",
+        "data": f"{data['count']:,} samples, {data['num_classes']} classes, digest {_start(data['digest'])}",
         "source": "not recorded" if source is None else source["data"],
         "recipe": "not recorded" if recipe is None else ", ".join(f"{key} {value}" for key, value in recipe.items()),
         "BN statistics": manifest["bn_stats"],
+        "trace": _trace(manifest.get("trace")),
     }
     if manifest["kind"] == "result":
         facts |= _result_facts(manifest["extra"])
@@ -70,13 +73,33 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
     return facts
 
 
+def _trace(summary: Mapping[str, Any] | None) -> str:
+    """The trace for people."""
+    if summary is None:
+        return "none was recorded"
+    words = [
+        byte_size(summary["nbytes"]),
+        f"{summary['visits']:,} visits of {summary['samples']:,} samples in {summary['steps']:,} steps",
+        f"features in {summary['feature_dtype']}",
+        "with the body's gradients" if summary["body_gradients"] else "of the head only",
+    ]
+    if summary["requests"]:
+        words.append(f"rewritten by {summary['requests']} requests")
+    return ", ".join(words)
+
+
+def _start(digest: str | None) -> str:
+    """The beginning of a digest; a result made from a trace alone has seen no images."""
+    return "unknown (made without the images)" if digest is None else f"{digest[:16]}…"
+
+
 def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
         "source": "the run's, without the forgotten samples",
         "forgotten": f"{request['forget']:,} samples (digests of their ids only)",
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
-        "made from": f"data {extra['origin']['data'][:16]}…, tuned weights {extra['origin']['tuned'][:16]}…",
+        "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
         "validity": details.get("validity", {}).get("verdict", "not applicable"),
         "other weights": details["outside_subset"]["message"],
     }

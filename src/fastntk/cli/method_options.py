@@ -5,6 +5,7 @@ Checked before anything is loaded, so that a wrong option costs no minute of wor
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ def _value(name: str, value: Any, kind: Any) -> Any:
                 return choice(value)
             except ValueError:
                 continue
+        elif get_origin(choice) is Sequence:
+            with contextlib.suppress(ValueError):
+                return tuple(int(part) for part in str(value).split(","))
         else:
             return value
     raise InputError(f"Option {name}: expected {_expected(kind)}, got {value!r}.")
@@ -64,5 +68,7 @@ def _expected(kind: Any) -> str:
         return " or ".join(_expected(choice) for choice in get_args(kind))
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is Sequence:
+        return "whole numbers joined by commas"
     names = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "none"}
     return names.get(kind, "text")

@@ -11,7 +11,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides batch order and every other draw.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by `fastntk finetune`.")]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A folder written by `fastntk finetune`; or by `fastntk unlearn`, for a further request on it."
+    ),
+]
 
 DATA_HELP = (
     "digits, cifar10[:PATH], cifar100[:PATH], an .npz file, an image folder with one sub-folder a class, or "

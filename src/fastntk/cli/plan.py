@@ -17,11 +17,12 @@ from fastntk.cli.request import (
     DiskBudget,
     Ids,
     IdsFile,
+    Images,
     MemoryBudget,
     RowsPlace,
     check_request,
     nearest_folder,
-    open_run,
+    open_with_trace,
     row_options,
 )
 
@@ -32,7 +33,11 @@ def plan(
     ids: Ids = None,
     ids_file: IdsFile = None,
     method: Annotated[
-        str | None, typer.Option("--method", help="Plan this one, as `unlearn` would do it (default: all that work on rows).")
+        str | None,
+        typer.Option(
+            "--method",
+            help="Plan this one, as `unlearn` would do it (default: path-replay with a trace, and all that work on rows).",
+        ),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="With --method: an option of it, as for `unlearn`.")
@@ -41,6 +46,7 @@ def plan(
         Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
     ] = Path("result"),
     data: DataOverride = None,
+    images: Images = True,
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
@@ -65,18 +71,19 @@ def plan(
 
     from fastntk.data.request import parse_classes
     from fastntk.unlearning import plan as make_plan
-    from fastntk.unlearning.api import with_rows
     from fastntk.unlearning.registry import find_method
 
-    methods = with_rows() if method is None else [find_method(method).name]
+    chosen = None if method is None else find_method(method)
     options = {} if method is None else method_options(method, {}, option or [])
-    scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if set(methods) & set(with_rows()) else {}
+    scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data)
-        labels = None if classes is None else parse_classes(classes, loaded.data)
+        loaded, absent = open_with_trace(run, data, images=images)
+        if absent is not None:
+            typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
+        labels = None if classes is None else parse_classes(classes, loaded.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        result = make_plan(loaded, classes=labels, ids=sample_ids, method=methods, **options, **places, **scratch)
+        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, **options, **places, **scratch)
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
@@ -84,6 +91,6 @@ def plan(
     given = {"--rows": rows, "--memory-budget": memory_budget, "--disk-budget": disk_budget}
     words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
     words += [f"--option {text}" for text in option or [] if not cheaper]
-    chosen = "retrain" if cheaper else best.method
+    name = "retrain" if cheaper else best.method
     record = {"command": "plan", "run": str(run), **result.details()}
-    output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {chosen}", *words, f"--out {out}"]))
+    output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {name}", *words, f"--out {out}"]))

@@ -90,7 +90,7 @@ def check_belongs(folder: Path, record: AuditRecord) -> None:
 
     from fastntk.base.digest import tensor_digest
     from fastntk.storage.manifest import read_bundle
-    from fastntk.storage.results import RESULT
+    from fastntk.storage.runs import RESULT
 
     bundle = read_bundle(folder, kinds=(RESULT,))
     tuned = torch.cat([bundle.parts["tuned"][name].reshape(-1) for name in bundle.manifest["subset"]])
@@ -102,7 +102,7 @@ def pictures(run: Run, record: AuditRecord) -> dict[str, bytes]:
     """PNG bytes of the forgotten samples by the digest of their ids, made from the run's own inputs."""
     from fastntk.base.progress import track
     from fastntk.models import input_spec
-    from fastntk.storage.results import id_digest
+    from fastntk.storage.data import id_digest
 
     digest = run.data.digest()
     if record.subject.run.data != digest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from fastntk.base.errors import InputError
 
 if TYPE_CHECKING:
+    from fastntk.data import Samples
     from fastntk.training.run import Run
 
 Classes = Annotated[
@@ -30,6 +32,13 @@ MemoryBudget = Annotated[
     str | None, typer.Option("--memory-budget", metavar="SIZE", help="Like 4GB; default 70 % of what is available.")
 ]
 DiskBudget = Annotated[str | None, typer.Option("--disk-budget", metavar="SIZE", help="Like 20GB; default 90 % of what is free.")]
+
+Images = Annotated[
+    bool,
+    typer.Option(
+        "--images/--no-images", help="--no-images: work on the trace alone (path-replay, depth head); no image is read."
+    ),
+]
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -76,15 +85,47 @@ def nearest_folder(out: Path) -> Path:
 
 
 def open_run(folder: Path, data: str | None) -> Run:
-    """Load and verify a run together with its data, from the recorded source or another place."""
-    from fastntk.storage.manifest import read_manifest
-    from fastntk.storage.runs import load_run, source_samples
+    """Load and verify a run, or a result as the run of the next request, with its data: from the recorded source or ``data``."""
+    run, manifest = _verified(folder)
+    return dataclasses.replace(run, samples=_samples(run, manifest, data))
 
-    manifest: dict[str, Any] = read_manifest(folder, kinds=("run",))
+
+def open_with_trace(folder: Path, data: str | None, *, images: bool) -> tuple[Run, str | None]:
+    """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
+
+    The second value is None, or says why the run has no images. Images that are there but changed are refused.
+    """
+    from fastntk.storage.data import DataGoneError
+
+    run, manifest = _verified(folder)
+    if run.trace is None:
+        if not images:
+            raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
+        return dataclasses.replace(run, samples=_samples(run, manifest, data)), None
+    if not images:
+        return run, "The images are left out, as asked (--no-images)."
+    try:
+        return dataclasses.replace(run, samples=_samples(run, manifest, data)), None
+    except DataGoneError as error:
+        if data is not None:
+            raise
+        return run, str(error)
+
+
+def _verified(folder: Path) -> tuple[Run, dict[str, Any]]:
+    from fastntk.storage.manifest import read_manifest
+    from fastntk.storage.runs import RESULT, RUN, load_run
+
+    kinds = (RUN, RESULT)
+    return load_run(folder, kinds=kinds), read_manifest(folder, kinds=kinds)
+
+
+def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
+    from fastntk.storage.data import source_samples
+
     if data is not None:
-        recorded = manifest["source"] or {}
-        manifest = {**manifest, "source": {**recorded, "data": data}}
-    return load_run(folder, samples=source_samples(manifest))
+        manifest = {**manifest, "source": {**(manifest["source"] or {}), "data": data}}
+    return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids)
 
 
 def parse_bytes(text: str) -> int:

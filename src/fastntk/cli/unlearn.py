@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import duration, percent
+from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
@@ -17,11 +17,12 @@ from fastntk.cli.request import (
     DiskBudget,
     Ids,
     IdsFile,
+    Images,
     MemoryBudget,
     RowsPlace,
     check_request,
     nearest_folder,
-    open_run,
+    open_with_trace,
     row_options,
 )
 from fastntk.unlearning.registry import METHODS
@@ -38,12 +39,32 @@ def unlearn(
     ids: Ids = None,
     ids_file: IdsFile = None,
     method: Annotated[
-        str,
-        typer.Option("--method", help=f"{', '.join(list(METHODS)[:-1])} or {list(METHODS)[-1]}."),
-    ] = "fast-ntk",
+        str | None,
+        typer.Option(
+            "--method",
+            help=f"{', '.join(list(METHODS)[:-1])} or {list(METHODS)[-1]} "
+            "(default: path-replay with a trace, else tangent-replay with a recipe, else fast-ntk).",
+        ),
+    ] = None,
     after: Annotated[
         Path | None,
         typer.Option("--after", metavar="RESULT", help="An earlier result of this run, whose request is extended."),
+    ] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option(
+            "--depth", help="path-replay: what may leave its recorded path: head, a number of last blocks, all, or auto."
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoints", help="path-replay: how many points of the recorded path have rows, or their epochs (2,7,20)."
+        ),
+    ] = None,
+    correction: Annotated[
+        str | None,
+        typer.Option("--correction", help="path-replay: at how many points the new path is corrected, or their epochs."),
     ] = None,
     damping: Annotated[
         float | None, typer.Option("--damping", help="fast-ntk: relative damping, and equation (1) (default: fitted).")
@@ -57,6 +78,7 @@ def unlearn(
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
     data: DataOverride = None,
+    images: Images = True,
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
@@ -69,11 +91,17 @@ def unlearn(
     The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked
     (digests of ids only) and done. Exit code 3: written, but the step's own check says to retrain instead.
 
+    A result is the run of the next request: give its folder in place of RUN. With a trace (path-replay) it needs nothing of
+    the first run, which can be erased (`fastntk erase`), nor, at depth head, any image: where images are gone the command says
+    so and goes on with the trace alone.
+
     Examples:
 
     fastntk unlearn runs/digits --classes 0 --method tangent-replay --out results/without-0
 
     fastntk unlearn runs/digits --ids-file deletions.txt --out results/without-those
+
+    fastntk unlearn results/without-0 --ids 11,25 --depth head --out results/second
     """
     from fastntk.base.atomic import check_output
 
@@ -84,26 +112,34 @@ def unlearn(
     from fastntk.data.request import parse_classes
     from fastntk.storage.results import load_result, save_result
     from fastntk.unlearning import prepare
+    from fastntk.unlearning.api import default_method
 
-    given = {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
+    given: dict[str, Any] = {"depth": depth, "checkpoints": checkpoints, "correction": correction}
+    given |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
-    options = method_options(method, given, option or [])
-    if "rows" in METHODS[method].needs:
-        options.setdefault("scratch", str(nearest_folder(out)))
+    if method is not None:
+        method_options(method, given, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data)
+        loaded, absent = open_with_trace(run, data, images=images)
+        name = default_method(loaded)[0] if method is None else method
+        options = method_options(name, given, option or [])
+        if "rows" in METHODS[name].needs:
+            options.setdefault("scratch", str(nearest_folder(out)))
+        if absent is not None:
+            options = without_images(name, options, absent)
         earlier = None if after is None else load_result(after, loaded)
-        labels = None if classes is None else parse_classes(classes, loaded.data)
+        labels = None if classes is None else parse_classes(classes, loaded.listed)
         job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
-        output.facts({"run": run, **job.facts()})
+        output.facts({"run": run, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
-    output.finish(record, wrote=str(out), then=f"fastntk audit {run} {out} --holdout SRC --reference retrain")
+    then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC --reference retrain"
+    output.finish(record, wrote=str(out), then=then)
     if not trusted:
         raise typer.Exit(3)
 
@@ -116,15 +152,30 @@ def check_not_empty(job: Job) -> None:
         raise InputError("the request is empty: name at least one class or id to forget")
 
 
+def without_images(method: str, options: dict[str, Any], absent: str) -> dict[str, Any]:
+    """The options for a request on the trace alone, said on standard error; refuses what needs images."""
+    from fastntk.base.errors import InputError
+
+    advice = "Give them (--data SRC), or take what needs none: --method path-replay --depth head."
+    if method != "path-replay":
+        raise InputError(f"{absent} {method} needs the images. {advice}")
+    depth = options.get("depth", "auto")
+    if str(depth) not in ("head", "0", "auto"):
+        raise InputError(f"{absent} Depth {depth} needs the images. {advice}")
+    typer.echo(f"{absent} Going on with the trace alone: depth head.", err=True)
+    return {**options, "depth": "head"}
+
+
 def summary(result: Unlearned, *, run: Path, out: Path) -> dict[str, Any]:
-    """The record that ``--json`` prints; no ids in it."""
+    """The record that ``--json`` prints; no ids in it. Accuracies are null where there are no images."""
     return {
         "command": "unlearn",
         "run": str(run),
         "out": str(out),
         "method": result.method,
         "seconds": result.seconds,
-        "accuracy": result.accuracies(),
+        "accuracy": None if result.run.samples is None else result.accuracies(),
+        "trace": None if result.trace is None else result.trace.summary(),
         "details": result.details,
     }
 
@@ -134,10 +185,17 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
     details, accuracy = record["details"], record["accuracy"]
     validity = details.get("validity", {})
     verdict = validity.get("verdict", "not applicable")
-    facts: dict[str, object] = {
-        f"accuracy, {name}": f"{percent(accuracy[name]['before'])} → {percent(accuracy[name]['after'])}"
-        for name in ("retain", "forget")
-    }
+    facts: dict[str, object] = {"accuracy": "not measured, for there are no images"}
+    if accuracy is not None:
+        facts = {
+            f"accuracy, {name}": f"{percent(accuracy[name]['before'])} → {percent(accuracy[name]['after'])}"
+            for name in ("retain", "forget")
+        }
+    facts |= _path_facts(details)
+    if record["trace"] is not None:
+        facts["trace"] = (
+            f"{byte_size(record['trace']['nbytes'])}, of the retained samples: this result is the run of a next request"
+        )
     facts["validity"] = verdict
     if "error" in validity:
         errors = ", ".join(f"{name} {value:.2f}" for name, value in validity["error"].items())
@@ -160,11 +218,28 @@ def _tell(output: Output, record: dict[str, Any]) -> bool:
     return True
 
 
+def _path_facts(details: dict[str, Any]) -> dict[str, object]:
+    """What path-replay did, and what going deeper would cost."""
+    if "depth" not in details:
+        return {}
+    facts: dict[str, object] = {
+        "depth": details["depth"],
+        "moved": f"{len(details['moved'])} tuned tensors; {len(details['left'])} stay on their recorded path",
+    }
+    further = details.get("next_depth")
+    if further is not None:
+        cost = percent(further["of_retrain"])
+        facts["going deeper"] = (
+            f"--depth {further['depth']}: {further['numbers']:,} numbers of the body move, for about {cost} of a Retrain"
+        )
+    return facts
+
+
 def _is_result(folder: Path) -> bool:
     """Whether a folder is a result; a run is never replaced by one."""
     from fastntk.base.errors import InputError
     from fastntk.storage.manifest import read_manifest
-    from fastntk.storage.results import RESULT
+    from fastntk.storage.runs import RESULT
 
     try:
         return bool(read_manifest(folder, kinds=(RESULT,)))

@@ -66,13 +66,14 @@ def select(
     images_per_class: int | None = None,
     only_classes: int | str | Sequence[int | str] | None = None,
     classes: Sequence[str] | None = None,
+    vanished: Sequence[str] = (),
 ) -> Selection:
     """Choose classes and the first images of each; see :func:`fastntk.data.sources.load_source`."""
     if only_classes is not None and classes is not None:
         raise InputError("give only_classes or the classes to align with, not both")
     if classes is not None:
         names = tuple(classes)
-        source_labels: Sequence[int | None] = aligned(catalog, names)
+        source_labels: Sequence[int | None] = aligned(catalog, names, vanished)
     else:
         source_labels = chosen(catalog, only_classes)
         names = tuple(catalog.names[label] for label in source_labels if label is not None)
@@ -86,6 +87,21 @@ def select(
     new_labels = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     order = np.argsort(np.concatenate(rows), kind="stable")
     return Selection(np.concatenate(rows)[order], new_labels[order], names)
+
+
+def select_ids(catalog: Catalog, ids: Sequence[str], classes: Sequence[str] | None) -> tuple[Selection, tuple[str, ...]]:
+    """Choose the samples of these ids, in their order, labelled by class name; second, the ids that the source lacks.
+
+    A class of ``classes`` that the source no longer has takes nothing from the labels of the others.
+    """
+    rows = {name: row for row, name in enumerate(catalog.ids)}
+    names = catalog.names if classes is None else tuple(classes)
+    numbers = {name: number for number, name in enumerate(names)}
+    known = [rows[name] for name in ids if name in rows and catalog.names[catalog.labels[rows[name]]] in numbers]
+    labels = [numbers[catalog.names[catalog.labels[row]]] for row in known]
+    present = {catalog.ids[row] for row in known}
+    chosen_rows = Selection(np.asarray(known, np.int64), np.asarray(labels, np.int64), names)
+    return chosen_rows, tuple(name for name in ids if name not in present)
 
 
 def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | None) -> list[int]:
@@ -117,10 +133,11 @@ def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | Non
     return labels
 
 
-def aligned(catalog: Catalog, classes: tuple[str, ...]) -> list[int | None]:
+def aligned(catalog: Catalog, classes: tuple[str, ...], vanished: Sequence[str] = ()) -> list[int | None]:
     """Return, for each of these names, the source's label of that name.
 
-    Where the source has no names, its labels are compared with names that are numbers; one without images is None.
+    Where the source has no names, its labels are compared with names that are numbers; one without images is None, and so is
+    one of the ``vanished`` that the source lacks.
     """
     if catalog.classes is None:
         unnumbered = [name for name in classes if not name.isdecimal()]
@@ -130,10 +147,10 @@ def aligned(catalog: Catalog, classes: tuple[str, ...]) -> list[int | None]:
                 "add them (an array `classes` in an .npz)"
             )
         return [_label(name, catalog.names) for name in classes]
-    missing = [name for name in classes if name not in catalog.classes]
+    missing = [name for name in classes if name not in catalog.classes and name not in vanished]
     if missing:
         raise InputError(f"{catalog.origin} lacks the classes {listing(missing)}; it has {listing(catalog.classes, most=20)}")
-    return [catalog.classes.index(name) for name in classes]
+    return [catalog.classes.index(name) if name in catalog.classes else None for name in classes]
 
 
 def _label(item: int | str, names: tuple[str, ...]) -> int | None:

@@ -19,15 +19,18 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 SPLITS = ("train", "test", "holdout", "val")
 
 
-def open_folder(path: Path, split: str | None) -> Catalog:
-    """Return the images below ``path``, or below its sub-folder named ``split``; nothing is decoded yet."""
+def open_folder(path: Path, split: str | None, *, emptied: bool = False) -> Catalog:
+    """Return the images below ``path``, or below its sub-folder named ``split``; nothing is decoded yet.
+
+    ``emptied``: class folders without images are passed over (somebody erased them) and not refused.
+    """
     root = _root(path, split)
     classes = _subfolders(root)
     if not classes:
         raise InputError(f"{root} has no sub-folders; an image folder holds one sub-folder a class")
     files = {name: _files(root, name) for name in classes}
     empty = [name for name, images in files.items() if not images]
-    if empty:
+    if empty and not emptied:
         raise InputError(
             f"class folders without images in {root}: {listing(empty)}; add images ({listing(ENDINGS, most=20)}) "
             "or remove the folder"

@@ -104,6 +104,12 @@ class Samples:
     def _positions(self) -> dict[str, int]:
         return {name: position for position, name in enumerate(self.ids)}
 
+    @property
+    def classes_without_samples(self) -> tuple[str, ...]:
+        """Names of the classes that no sample here belongs to."""
+        present = set(self.labels.tolist())
+        return tuple(name for label, name in enumerate(self.classes or ()) if label not in present)
+
     def subset(self, indices: Tensor | Sequence[int]) -> Samples:
         """Return the samples at these positions, in that order, with their ids and all class names."""
         chosen = torch.as_tensor(indices)
@@ -125,6 +131,16 @@ class Samples:
             num_classes=self.num_classes,
         )
         _refuse_duplicates(part.ids)
+        return part
+
+    def counting(self, num_classes: int) -> Samples:
+        """Return the same samples, of a problem with this many classes: some of them may have no sample (any more)."""
+        largest = int(self.labels.max()) + 1 if len(self) else 0
+        if num_classes < largest or (self.classes is not None and num_classes != len(self.classes)):
+            named = "" if self.classes is None else f" and {len(self.classes)} class names are given"
+            raise InputError(f"labels go up to {largest - 1}{named}: that is not {num_classes} classes")
+        part = object.__new__(Samples)
+        part._store(self.inputs, self.labels, ids=self.ids, classes=self.classes, num_classes=num_classes)
         return part
 
     def index_of(self, ids: Any) -> Tensor:

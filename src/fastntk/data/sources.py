@@ -17,7 +17,7 @@ import torch
 
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
-from fastntk.data.catalog import Catalog, select
+from fastntk.data.catalog import Catalog, Selection, select
 from fastntk.data.cifar import LAYOUTS, open_cifar
 from fastntk.data.digits import open_digits
 from fastntk.data.folder import SPLITS as FOLDER_SPLITS
@@ -71,8 +71,11 @@ def parse_source(src: str) -> SourceName:
     return SourceName(kind, place, split)
 
 
-def open_source(src: str) -> Catalog:
-    """Open a source without decoding pictures; no split means ``train`` wherever there is a choice."""
+def open_source(src: str, *, emptied: bool = False) -> Catalog:
+    """Open a source without decoding pictures; no split means ``train`` wherever there is a choice.
+
+    ``emptied``: class folders of an image folder may be empty.
+    """
     name = parse_source(src)
     if name.kind == "digits":
         return open_digits(name.split or "train")
@@ -81,8 +84,8 @@ def open_source(src: str) -> Catalog:
         return open_cifar(name.kind, folder, split=name.split or "train")
     if name.kind == "hf":
         return open_hub(name.place, name.split)
-    opener = open_npz if name.kind == "npz" else open_folder
-    return opener(Path(name.place).expanduser(), name.split)
+    place = Path(name.place).expanduser()
+    return open_npz(place, name.split) if name.kind == "npz" else open_folder(place, name.split, emptied=emptied)
 
 
 def load_source(
@@ -92,17 +95,24 @@ def load_source(
     images_per_class: int | None = None,
     only_classes: int | str | Sequence[int | str] | None = None,
     classes: Sequence[str] | None = None,
+    vanished: Sequence[str] = (),
 ) -> Samples:
     """Load a source as samples ready for a model that expects ``spec``: inputs (n, 3, size, size) float32.
 
     ``only_classes``: the first k classes (an int), or names or labels, which are numbered anew in that order.
     ``images_per_class``: the first N of each class in the source's order; too few is an error.
     ``classes``: another data set's class names: labels are matched to them by name and other classes are left out,
-    which is how a hold-out set is loaded for a run. Ids depend on none of these.
+    which is how a hold-out set is loaded for a run. ``vanished``: those of them that the source may lack. Ids depend on none of
+    these.
     """
     check_spec(spec)
-    catalog = open_source(str(src))
-    part = select(catalog, images_per_class=images_per_class, only_classes=only_classes, classes=classes)
+    catalog = open_source(str(src), emptied=bool(vanished))
+    part = select(catalog, images_per_class=images_per_class, only_classes=only_classes, classes=classes, vanished=vanished)
+    return read_selection(catalog, part, spec)
+
+
+def read_selection(catalog: Catalog, part: Selection, spec: InputSpec) -> Samples:
+    """Decode and prepare what was selected."""
     inputs = torch.empty(len(part.rows), 3, spec.size, spec.size)
     for position, row in enumerate(track(part.rows.tolist(), f"reading {catalog.origin}")):
         picture = catalog.read(row)

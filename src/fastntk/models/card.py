@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -54,6 +55,12 @@ class ModelCard:
     def __post_init__(self) -> None:
         # A plain dict copy, not a MappingProxyType: the card has to survive deepcopy and pickling with its model.
         object.__setattr__(self, "fingerprint", dict(self.fingerprint))
+
+
+def card_from_dict(stored: Mapping[str, Any]) -> ModelCard:
+    """The card from its JSON, which made lists of its tuples."""
+    spec: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()}
+    return ModelCard(**{**stored, "input": InputSpec(**spec), "notes": tuple(stored["notes"])})
 
 
 def card_of(model: nn.Module) -> ModelCard | None:

@@ -2,6 +2,7 @@
 
     folder/manifest.json       what it is, and name, size and SHA-256 of every file below
     folder/<part>.safetensors  tensors by name
+    folder/…                   what the writer of its kind adds (a trace), and vouches for itself
 
 Writing is atomic (:mod:`fastntk.base.atomic`); reading verifies everything before anything is used, and hands out the very
 bytes it verified. The manifest carries a digest of itself. That finds accidents, not forgers: whoever edits a folder on
@@ -16,7 +17,7 @@ import datetime
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,12 @@ def write_bundle(
     kind: str,
     content: Mapping[str, Any],
     overwrite: bool = False,
+    fill: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write one ``<part>.safetensors`` a part and the manifest, atomically; return the folder.
 
-    ``content`` is what the manifest says besides format, versions, time and files; it has to be JSON-able.
+    ``content`` is what the manifest says besides format, versions, time and files; it has to be JSON-able. ``fill`` puts further
+    things into the unfinished folder and returns what else the manifest should say; verifying them is their reader's task.
     """
     with new_folder(folder, overwrite=overwrite, replaceable=is_bundle) as work:
         files = {}
@@ -68,6 +71,7 @@ def write_bundle(
             "version": VERSION,
             "kind": kind,
             **content,
+            **({} if fill is None else fill(work)),
             "versions": versions(),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "files": files,

@@ -1,58 +1,60 @@
 """Unlearned models on disk: the same folder as a run's, with what was asked and done, and never with what was erased.
 
     weights            as in a run: tuned, anchor, base
+    trace              the new path, where the method made one: retained samples only
     data               digests of the *retained* samples
+    source             the run's, and a digest of each id that went
     extra.request      counts, and a digest of each forgotten id
     extra.origin       digests of the run it came from
     extra.details      method, options, validity, seconds
 
-A digest of an id names nobody by itself, but whoever holds the data can find its sample again: that is how a result is
-paired with its run afterwards. Ids that can be guessed can be tried, so treat the digests as pseudonyms.
+A result is the run of the next request: ``load_run`` takes it as such. A digest of an id names nobody by itself, but whoever
+holds the data can find its sample again: that is how a result is paired with its run afterwards. Ids that can be guessed can be
+tried, so treat the digests as pseudonyms.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Split
+from fastntk.storage.data import check_data, data_facts, facts_of, id_digest
 from fastntk.storage.manifest import read_manifest
-from fastntk.storage.runs import check_data, load_run, save_run
+from fastntk.storage.runs import RESULT, load_run, save_run
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
-
-RESULT = "result"
 
 
 def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write an unlearned model to a new folder, atomically; return the folder.
 
-    Its weights have the names of the run's model, so whatever loaded that one loads this one.
+    Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
-    run = result.run
-    # No source and no history: both describe the run with the forgotten samples in it.
-    after = Run(result.model, result.subset, run.anchor, result.retained, recipe=run.recipe)
+    known = facts_of(result.retained, seen=False) | {"shape": data_facts(result.run)["shape"]}
+    after = dataclasses.replace(result.as_run(), source=_source(result), data_facts=known)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
 
 def load_result(folder: str | Path, run: Run) -> Unlearned:
     """Read and verify a result and pair it with the run it was made from.
 
-    The run has to have its data, which alone can tell what was forgotten. ``delta`` is counted from the run; the
+    The run has to have its data or a trace, which alone can tell what was forgotten. ``delta`` is counted from the run; the
     linearisation is not kept on disk.
     """
     path = Path(folder)
     manifest = read_manifest(path, kinds=(RESULT,))
     extra = manifest["extra"]
-    if extra["origin"] != _origin(run):
-        differs = [name for name, value in _origin(run).items() if extra["origin"].get(name) != value]
+    differs = [name for name, value in _origin(run).items() if not _same(extra["origin"].get(name), value)]
+    if differs:
         raise InputError(f"{path} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
-    split = _split(run, extra["request"]["forgotten"])
-    check_data(manifest, run.data.subset(split.retain))
+    split = _split(run, extra)
+    if run.samples is not None:
+        check_data(manifest, run.samples.subset(split.retain))
     loaded = load_run(path, kinds=(RESULT,), model=working_copy(run))
     return Unlearned(
         run=run,
@@ -62,40 +64,60 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
         split=split,
         seconds=extra["seconds"],
         details=extra["details"],
+        trace=loaded.trace,
     )
 
 
-def id_digest(sample_id: str, *, data_digest: str) -> str:
-    """SHA-256 of one id together with the digest of the data it belongs to."""
-    return hashlib.sha256(f"{data_digest}:{sample_id}".encode()).hexdigest()
-
-
 def _extra(result: Unlearned) -> dict[str, Any]:
-    data_digest = result.run.data.digest()
     return {
         "method": result.method,
         "seconds": result.seconds,
         "request": {
             "forget": len(result.split.forget),
             "retain": len(result.split.retain),
-            "forgotten": sorted(id_digest(name, data_digest=data_digest) for name in result.forgotten.ids),
+            "forgotten": _forgotten(result),
         },
         "origin": _origin(result.run),
         "details": result.details,
     }
 
 
+def _forgotten(result: Unlearned) -> list[str]:
+    salt, ids = _salt(result.run), result.run.listed.ids
+    return sorted(id_digest(ids[position], data_digest=salt) for position in result.split.forget.tolist())
+
+
+def _source(result: Unlearned) -> dict[str, Any] | None:
+    source = result.run.source
+    if source is None or not len(result.split.forget):
+        return source
+    entry = {"data": _salt(result.run), "ids": _forgotten(result)}
+    return {**source, "without": [*source.get("without", []), entry]}
+
+
+def _salt(run: Run) -> str:
+    """What goes into the digests of ids: the digest of the data, or where nobody has seen the data that of all ids."""
+    known: str | None = data_facts(run)["digest"]
+    return run.listed.ids_digest() if known is None else known
+
+
 def _origin(run: Run) -> dict[str, Any]:
     return {
-        "data": run.data.digest(),
+        "data": data_facts(run)["digest"],
         "tuned": tensor_digest(run.subset.get()),
         "anchor": tensor_digest(run.anchor),
     }
 
 
-def _split(run: Run, digests: list[str]) -> Split:
-    data_digest, wanted = run.data.digest(), set(digests)
-    ids = [name for name in run.data.ids if id_digest(name, data_digest=data_digest) in wanted]
+def _same(stored: str | None, present: str | None) -> bool:
+    """Whether two digests agree; None is that of data nobody has seen, of which the ids are compared later."""
+    return stored is None or present is None or stored == present
+
+
+def _split(run: Run, extra: dict[str, Any]) -> Split:
+    salt = extra["origin"]["data"] or run.listed.ids_digest()
+    wanted = set(extra["request"]["forgotten"])
+    ids = [name for name in run.listed.ids if id_digest(name, data_digest=salt) in wanted]
     if len(ids) != len(wanted):
         raise InputError(f"{len(wanted) - len(ids)} of the {len(wanted)} forgotten samples are not in the run's data.")
-    return ForgetRequest(ids=tuple(ids)).resolve(run.data, allow_empty=True)
+    return ForgetRequest(ids=tuple(ids)).resolve(run.listed, allow_empty=True)

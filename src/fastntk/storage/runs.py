@@ -3,10 +3,12 @@
     tuned.safetensors   the tuned parameters by name          θ
     anchor.safetensors  the same names before fine-tuning     w0
     base.safetensors    every other entry of the state_dict   (frozen weights, buffers)
-    manifest.json       model card, recipe, history, digests of data and files
+    manifest.json       model card, recipe, history, digests of data, files and trace
+    trace/              the path of the fine-tuning, where it was recorded (:mod:`fastntk.storage.traces`)
 
-The data is not in it, nor are ids or labels: a manifest must not keep what may have to be erased. The digest
-of the data is, so that a run is never paired with other data; ``source`` says where it can be loaded again.
+The data is not in it; of ids and labels only the trace has any, and that of a result those of the retained samples. The digest of
+the data is in the manifest, so that a run is never paired with other data; ``source`` says where it can be loaded again
+(:mod:`fastntk.storage.data`).
 
 Layout and verification of a folder are :mod:`fastntk.storage.manifest`; here is what goes in and how a model comes out again.
 """
@@ -23,16 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError, listing
-from fastntk.data import Samples, load_source
+from fastntk.data import Samples
 from fastntk.models import build_model
-from fastntk.models.card import InputSpec, ModelCard, attach_card, card_of
+from fastntk.models.card import attach_card, card_from_dict, card_of
+from fastntk.storage.data import check_data, data_facts, fitted
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
+from fastntk.storage.traces import store_trace, stored_trace
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.tuning import Subset, attach_prompts
 from fastntk.tuning.prompts import PROMPT_NAME
 
 RUN = "run"
+RESULT = "result"
 PARTS = ("tuned", "anchor", "base")
 
 
@@ -43,11 +48,13 @@ def save_run(
     overwrite: bool = False,
     kind: str = RUN,
     extra: Mapping[str, Any] | None = None,
+    take_trace: bool = False,
 ) -> Path:
-    """Write a run to a new folder, atomically; return the folder.
+    """Write a run to a new folder, atomically; return the folder. Its trace goes with it.
 
     Other kinds of the same shape (an unlearned model) give their ``kind`` and what else the manifest should say in
-    ``extra`` (JSON-able; never ids, labels or pictures of samples).
+    ``extra`` (JSON-able; never ids, labels or pictures of samples). ``take_trace``: the files of a trace on the same disk are
+    moved and not copied; the run's own ``trace`` cannot be read afterwards.
     """
     state = tensor_state(run.model)
     tuned = {name: state[name] for name in run.subset.names}
@@ -56,7 +63,12 @@ def save_run(
         "anchor": run.subset.split(run.anchor),
         "base": {name: value for name, value in state.items() if name not in tuned},
     }
-    return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite)
+    trace = run.trace
+
+    def fill(work: Path) -> dict[str, Any]:
+        return {"trace": None if trace is None else store_trace(trace, work, take=take_trace)}
+
+    return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite, fill=fill)
 
 
 def load_run(
@@ -64,18 +76,24 @@ def load_run(
     *,
     samples: Samples | None = None,
     model: nn.Module | None = None,
-    kinds: tuple[str, ...] = (RUN,),
+    kinds: tuple[str, ...] = (RUN, RESULT),
+    trace: bool = True,
 ) -> Run:
     """Read and verify a folder and rebuild its run; the model is in eval mode, all but the subset frozen.
 
     ``samples``: the data of the run, compared with the digest in the manifest (``source_samples`` loads it again
     where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
     that ``build_model`` did not make; it is changed in place, and only after everything was checked.
+
+    A result is the run of the next request: its samples are the retained ones, labels and class names those of before.
+    ``trace=False``: leave the trace out (it is not read, so neither verified).
     """
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
     if samples is not None:
+        samples = fitted(samples, manifest["data"])
         check_data(manifest, samples)
+    recorded = stored_trace(bundle.folder, manifest) if trace else None
     state = _stored_state(bundle)
     rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
     _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
@@ -85,7 +103,7 @@ def load_run(
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
     if manifest["model"]["card"] is not None:
-        attach_card(rebuilt, _card(manifest["model"]["card"]))
+        attach_card(rebuilt, card_from_dict(manifest["model"]["card"]))
     anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])
     recipe = manifest["recipe"]
     return Run(
@@ -96,43 +114,9 @@ def load_run(
         recipe=None if recipe is None else Recipe(**recipe),
         history=tuple(manifest["history"]),
         source=manifest["source"],
+        trace=recorded,
+        data_facts=manifest["data"],
     )
-
-
-def source_samples(manifest: Mapping[str, Any]) -> Samples:
-    """Load a run's data again from the source in its manifest, and verify that it is the same data.
-
-    Prepared for the run's own model, whose input spec the manifest has.
-    """
-    source, card = manifest["source"], manifest["model"]["card"]
-    if source is None or card is None:
-        raise InputError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
-    samples = load_source(
-        source["data"],
-        spec=_card(card).input,
-        images_per_class=source.get("images_per_class"),
-        only_classes=source.get("only_classes"),
-    )
-    check_data(manifest, samples)
-    return samples
-
-
-def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
-    """Refuse samples that are not those of the manifest, saying what differs as far as digests tell."""
-    expected = manifest["data"]
-    if samples.digest() == expected["digest"]:
-        return
-    if len(samples) != expected["count"]:
-        what = f"{len(samples)} samples, the run had {expected['count']}"
-    elif samples.ids_digest() != expected["ids_digest"]:
-        what = "other ids, or the same in another order"
-    elif list(samples.inputs.shape[1:]) != expected["shape"]:
-        what = f"inputs of shape {tuple(samples.inputs.shape[1:])}, the run had {tuple(expected['shape'])}"
-    elif samples.classes != (None if expected["classes"] is None else tuple(expected["classes"])):
-        what = "other class names"
-    else:
-        what = "the same ids but other pixels or labels (changed files, or another version of the image library)"
-    raise InputError(f"The data changed since this run was made: {what}. Give the data it was fine-tuned on, or fine-tune again.")
 
 
 def tensor_state(model: nn.Module) -> dict[str, Tensor]:
@@ -147,7 +131,7 @@ def tensor_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    samples, card = run.data, card_of(run.model)
+    card = card_of(run.model)
     return {
         "model": {
             "class": type(run.model).__name__,
@@ -161,14 +145,7 @@ def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         "recipe": None if run.recipe is None else run.recipe.to_dict(),
         "bn_stats": "unknown" if run.recipe is None else run.recipe.bn_stats,
         "history": list(run.history),
-        "data": {
-            "count": len(samples),
-            "shape": list(samples.inputs.shape[1:]),
-            "classes": None if samples.classes is None else list(samples.classes),
-            "num_classes": samples.num_classes,
-            "digest": samples.digest(),
-            "ids_digest": samples.ids_digest(),
-        },
+        "data": data_facts(run),
         "source": run.source,
         "extra": dict(extra or {}),
     }
@@ -185,12 +162,6 @@ def _prompts(model: nn.Module) -> dict[str, int] | None:
     return {"length": 2 * keys[0].shape[0], "blocks": len(keys)} if keys else None
 
 
-def _card(stored: Mapping[str, Any]) -> ModelCard:
-    """The card as it was built; JSON made lists of its tuples."""
-    spec: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()}
-    return ModelCard(**{**stored, "input": InputSpec(**spec), "notes": tuple(stored["notes"])})
-
-
 def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
     """The architecture, by its configuration or card; its weights are loaded afterwards."""
     if stored["config"] is not None:
@@ -198,7 +169,7 @@ def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
         if type(model).__name__ == stored["class"]:
             return model
     elif stored["card"] is not None:
-        card = _card(stored["card"])
+        card = card_from_dict(stored["card"])
         return build_model(card.name, num_classes=card.num_classes, image_size=card.image_size)
     raise InputError(
         f"{folder} holds a {stored['class']} that build_model did not make, so only you can make it again: "

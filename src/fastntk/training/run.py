@@ -25,8 +25,9 @@ class Run:
     """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
 
     ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was loaded without
-    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``: the
-    path of the fine-tuning, where it was recorded.
+    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
+    the path of the fine-tuning, where it was recorded. ``data_facts``: what the folder of a loaded run says of its data (counts,
+    class names, digests), which is all that is known of it where there are no samples.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class Run:
     history: tuple[dict[str, float], ...] = ()
     source: dict[str, Any] | None = field(default=None)
     trace: Trace | None = None
+    data_facts: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.subset.model is not self.model:

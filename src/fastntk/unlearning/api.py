@@ -126,12 +126,13 @@ class Job:
         words = [self.method.name, *(f"{name} {value}" for name, value in self.options.items() if name != "scratch")]
         memory = f", {byte_size(route.memory)} of memory" if route.memory else ""
         beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
+        estimate = f"{duration(route.seconds)}, from a short calibration ({beside})"
         return {
             "request": f"forget {len(split.forget):,} of {len(run.listed):,} samples",
             "method": ", ".join(words),
             "tuned": f"{run.subset.numel:,} parameters, {run.listed.num_classes} classes",
             "route": route.name.partition(": ")[2] + memory,
-            "estimate": f"{_estimate(route.seconds)} ({beside})",
+            "estimate": estimate if math.isfinite(route.seconds) else "not measured: there are no images",
         }
 
     def execute(self) -> Unlearned:
@@ -349,10 +350,6 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict
         "ids_digest": run.listed.subset(split.forget).ids_digest() if len(split.forget) else None,
         "chained": previous is not None,
     }
-
-
-def _estimate(seconds: float) -> str:
-    return f"{duration(seconds)}, from a short calibration" if math.isfinite(seconds) else "not measured: there are no images"
 
 
 def _peak_memory() -> int:

@@ -1,0 +1,118 @@
+"""What a folder knows of the data of its run, which is not in it: counts, class names, digests, and where to load it again.
+
+A result is the run of the next request, on the retained samples: ``source`` still names the source of all, and ``without`` in it
+holds a digest of each id that went, so that the retained ones are found again. Where there is a trace, its list of ids is used:
+it stands although further images, or the folder of a class, have vanished from the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastntk.base.errors import InputError, listing
+from fastntk.data import Samples, load_source
+from fastntk.data.catalog import Catalog, select_ids
+from fastntk.data.sources import open_source, read_selection
+from fastntk.models.card import card_from_dict
+from fastntk.training.run import Run
+
+
+class DataGoneError(InputError):
+    """The source, or some of the samples in it, is not there any more, or was never named."""
+
+
+def data_facts(run: Run) -> dict[str, Any]:
+    """What a manifest says of a run's data; of one that has none at hand, what it was loaded with or its trace tells."""
+    if run.samples is not None:
+        return facts_of(run.samples)
+    return facts_of(run.listed, seen=False) if run.data_facts is None else dict(run.data_facts)
+
+
+def facts_of(samples: Samples, *, seen: bool = True) -> dict[str, Any]:
+    """The same of some samples; ``seen=False``: their inputs are not those of the run, so nothing is said of them."""
+    return {
+        "count": len(samples),
+        "shape": list(samples.inputs.shape[1:]) if seen else None,
+        "classes": None if samples.classes is None else list(samples.classes),
+        "num_classes": samples.num_classes,
+        "digest": samples.digest() if seen else None,
+        "ids_digest": samples.ids_digest(),
+    }
+
+
+def id_digest(sample_id: str, *, data_digest: str) -> str:
+    """SHA-256 of one id together with the digest of the data it belongs to."""
+    return hashlib.sha256(f"{data_digest}:{sample_id}".encode()).hexdigest()
+
+
+def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = None) -> Samples:
+    """Load a run's data again from the source in its manifest, and verify that it is the same data.
+
+    Prepared for the run's own model, whose input spec the manifest has. ``ids``: those of its trace; exactly these are loaded, in
+    this order. DataGoneError where the source or one of them is not there.
+    """
+    source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
+    if source is None or card is None:
+        raise DataGoneError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
+    spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
+    if ids is None and not source.get("without"):
+        samples = load_source(source["data"], spec=spec, **chosen)
+    else:
+        try:
+            catalog = open_source(source["data"], emptied=True)
+        except InputError as error:
+            raise DataGoneError(f"The data of this run cannot be opened: {error}.") from error
+        wanted = _not_forgotten(catalog, source, data["classes"]) if ids is None else ids
+        part, lacking = select_ids(catalog, wanted, data["classes"])
+        if lacking:
+            raise DataGoneError(
+                f"{len(lacking):,} of the {len(wanted):,} samples of this run are not in {source['data']}: "
+                f"{listing(lacking, most=3)}."
+            )
+        samples = read_selection(catalog, part, spec)
+    samples = fitted(samples, data)
+    check_data(manifest, samples)
+    return samples
+
+
+def _not_forgotten(catalog: Catalog, source: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Ids of the run's selection less those that earlier requests forgot, known by their digests."""
+    rows: list[int] = []
+    for name in classes:
+        label = catalog.names.index(name) if name in catalog.names else -1
+        rows += np.flatnonzero(catalog.labels == label)[: source.get("images_per_class")].tolist()
+    forgotten = [(entry["data"], frozenset(entry["ids"])) for entry in source["without"]]
+    ids = [catalog.ids[row] for row in sorted(rows)]
+    return [name for name in ids if all(id_digest(name, data_digest=salt) not in gone for salt, gone in forgotten)]
+
+
+def fitted(samples: Samples, data: Mapping[str, Any]) -> Samples:
+    """The samples, with the number of classes that the run had: the last one's samples may all be forgotten."""
+    return samples.counting(data["num_classes"]) if samples.num_classes < data["num_classes"] and not samples.classes else samples
+
+
+def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
+    """Refuse samples that are not those of the manifest, saying what differs as far as digests tell.
+
+    A manifest that was written without seeing the data (from a trace alone) vouches for the ids only.
+    """
+    expected = manifest["data"]
+    if samples.digest() == expected["digest"]:
+        return
+    if len(samples) != expected["count"]:
+        what = f"{len(samples)} samples, the run had {expected['count']}"
+    elif samples.ids_digest() != expected["ids_digest"]:
+        what = "other ids, or the same in another order"
+    elif expected["shape"] is not None and list(samples.inputs.shape[1:]) != expected["shape"]:
+        what = f"inputs of shape {tuple(samples.inputs.shape[1:])}, the run had {tuple(expected['shape'])}"
+    elif samples.classes != (None if expected["classes"] is None else tuple(expected["classes"])):
+        what = "other class names"
+    elif expected["digest"] is None:
+        return
+    else:
+        what = "the same ids but other pixels or labels (changed files, or another version of the image library)"
+    raise InputError(f"The data changed since this run was made: {what}. Give the data it was fine-tuned on, or fine-tune again.")
