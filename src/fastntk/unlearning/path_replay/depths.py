@@ -76,7 +76,7 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
 
 
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:
-    """The depths that ``auto`` tries: the head, one block, and the deepest that ``budget``, a share of a Retrain, still has room for."""
+    """The depths that ``auto`` tries: the head, one block, the deepest that ``budget`` of a Retrain still has room for."""
     chosen, left = [sizes[0]], budget
     for wanted in (sizes[1:2], sizes[:1:-1]):
         found = next((size for size in wanted if size.share(checkpoints, epochs) <= left), None)

@@ -60,10 +60,10 @@ def path_replay(
 ) -> Outcome:
     """Replay the trace without the forgotten samples.
 
-    ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new path
-    the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network itself,
-    without the forgotten samples; by default one of twenty, and none at depth ``head``. ``budget``: what ``auto`` may spend on rows,
-    as a share of a Retrain.
+    ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new
+    path the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network
+    itself, without the forgotten samples; by default one of twenty, and none at depth ``head``. ``budget``: what ``auto`` may
+    spend on rows, as a share of a Retrain.
     """
     job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk, exact=_exact(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})

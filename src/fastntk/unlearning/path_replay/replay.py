@@ -99,9 +99,8 @@ def replay(
 
     ``anchor``: ``head`` (C, H), ``bias`` (C,) where it is tuned, ``constant`` (C,) where it is not, ``body`` (m,) of the motion's
     columns. ``points``: steps before which the lanes are copied. ``order(epoch, visits)``: another order of the visits of an
-    epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by the
-    network's own gradient. With several lanes every step has to retain
-    something in each: see :func:`has_gaps`.
+    epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by
+    the network's own gradient. With several lanes every step has to retain something in each: see :func:`has_gaps`.
     """
     facts = trace.facts
     if len(keep) > 1 and bool(has_gaps(trace, keep).any()):
