@@ -164,7 +164,7 @@ def test_ten_megabytes_are_refused_with_advice() -> None:
     for part in ("20 samples x 4 classes", "40 tuned parameters", "10 MB of memory", "allow at least", "retrain"):
         assert part in message
     with pytest.raises(BudgetError) as again:
-        fastntk.unlearn(small_run(), classes=[0], memory_budget=10_000_000)
+        fastntk.unlearn(small_run(), method="fast-ntk", classes=[0], memory_budget=10_000_000)
     assert str(again.value) == message
 
 
@@ -330,7 +330,7 @@ def test_budgets_decide_where_rows_go(run: fastntk.Run) -> None:
 
 
 def test_a_plan_of_another_request_method_or_option_is_refused(run: fastntk.Run) -> None:
-    plan = prepare(run, ids=[0]).plan
+    plan = prepare(run, ids=[0], method="fast-ntk").plan
     with pytest.raises(InputError, match="made for another run or request"):
         fastntk.unlearn(run, ids=[1], plan=plan)
     with pytest.raises(InputError, match=r"made with other options \(form, scale\)"):
@@ -351,10 +351,10 @@ def test_a_plan_carries_its_options(run: fastntk.Run) -> None:
 
 def test_rows_that_are_on_disk_already_are_not_counted_again(run: fastntk.Run, tmp_path: Path) -> None:
     asked = {"folder": tmp_path / "rows", "form": "ridge"}
-    first = prepare(run, ids=[0], options=asked)
+    first = prepare(run, ids=[0], method="fast-ntk", options=asked)
     assert first.plan.route("fast-ntk").disk == first.plan.sizes.stored
     first.execute()
-    again = prepare(run, ids=[1], options=asked | {"disk_budget": 1000})
+    again = prepare(run, ids=[1], method="fast-ntk", options=asked | {"disk_budget": 1000})
     assert again.plan.route("fast-ntk").disk == 0
     again.execute()
 
@@ -372,13 +372,13 @@ with scratch_folder(Path({str(tmp_path)!r}), SCRATCH) as folder:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert left.stat().st_mode & 0o077 == 0
-    fastntk.unlearn(run, ids=[0], rows="disk", scratch=tmp_path, form="ridge")
+    fastntk.unlearn(run, method="fast-ntk", ids=[0], rows="disk", scratch=tmp_path, form="ridge")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_scratch_folder_that_is_not_there_is_refused_before_any_work(run: fastntk.Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no folder: give one that exists"):
-        fastntk.unlearn(run, ids=[0], rows="disk", scratch=tmp_path / "missing")
+        fastntk.unlearn(run, method="fast-ntk", ids=[0], rows="disk", scratch=tmp_path / "missing")
 
 
 def test_seconds_do_not_count_the_calibration(run: fastntk.Run) -> None:
@@ -414,9 +414,14 @@ def test_modules_with_extra_state_can_be_planned_and_unlearned() -> None:
 
 def test_one_linearisation_serves_requests_of_several_threads(run: fastntk.Run) -> None:
     shared = fastntk.linearise_run(run)
-    alone = [fastntk.unlearn(run, ids=[i], form="ridge", linearisation=shared).details["validity"]["error"] for i in range(4)]
+    alone = [
+        fastntk.unlearn(run, method="fast-ntk", ids=[i], form="ridge", linearisation=shared).details["validity"]["error"]
+        for i in range(4)
+    ]
     with ThreadPoolExecutor(4) as pool:
-        ask = lambda i: fastntk.unlearn(run, ids=[i], form="ridge", linearisation=shared).details["validity"]["error"]
+        ask = lambda i: fastntk.unlearn(run, method="fast-ntk", ids=[i], form="ridge", linearisation=shared).details["validity"][
+            "error"
+        ]
         assert list(pool.map(ask, range(4))) == alone
 
 

@@ -80,7 +80,7 @@ def test_a_solver_and_rank_that_were_decided_are_taken_as_they_are(solver: str) 
 
 def test_forgetting_a_whole_class_of_a_linear_model() -> None:
     run, damping = linear_run()
-    result = fastntk.unlearn(run, classes=[1], damping=damping)
+    result = fastntk.unlearn(run, method="fast-ntk", classes=[1], damping=damping)
     keep = run.data.labels != 1
     expected = ridge(run.model, run.subset, run.anchor, run.data.inputs[keep], run.data.labels[keep], 0.7)
     assert (result.subset.get() - expected).abs().max() < 1e-10
@@ -100,14 +100,16 @@ def test_requests_in_any_order_equal_their_union(method: str) -> None:
     options = {"damping": damping}
     first = fastntk.unlearn(run, ids=[1, 2], method=method, **options)
     then = fastntk.unlearn(first, ids=[9, 30], method=method, **options)
-    other = fastntk.unlearn(fastntk.unlearn(run, ids=[30, 9], **options), ids=[2, 1], **options)
+    other = fastntk.unlearn(
+        fastntk.unlearn(run, method="fast-ntk", ids=[30, 9], **options), method="fast-ntk", ids=[2, 1], **options
+    )
     union = fastntk.unlearn(run, ids=[1, 2, 9, 30], method=method, **options)
     torch.testing.assert_close(then.subset.get(), union.subset.get(), rtol=0, atol=1e-13)
     torch.testing.assert_close(other.subset.get(), union.subset.get(), rtol=0, atol=1e-13)
     torch.testing.assert_close(first.delta + then.delta, union.delta, rtol=0, atol=1e-13)
     assert then.linearisation is first.linearisation
     with pytest.raises(InputError, match="Already forgotten"):
-        fastntk.unlearn(first, ids=[1])
+        fastntk.unlearn(first, method="fast-ntk", ids=[1])
 
 
 def test_the_printed_form_mended_is_the_same_update() -> None:
@@ -120,7 +122,7 @@ def test_the_printed_form_mended_is_the_same_update() -> None:
     samples = fastntk.Samples(torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 3)
     run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=3, lr=0.05, batch_size=4))
     forget = torch.tensor([0, 4])
-    result = fastntk.unlearn(run, ids=forget.tolist(), scale=2.5, validate=False)
+    result = fastntk.unlearn(run, method="fast-ntk", ids=forget.tolist(), scale=2.5, validate=False)
     rows = fastntk.jacobian(model, subset, samples.inputs)
     lam = 1e-2 * float(rows.square().sum()) / subset.numel
     assert result.details["lambda"] == pytest.approx(lam)
@@ -162,20 +164,20 @@ def test_rows_in_memory_on_disk_and_streamed_give_one_answer(tmp_path) -> None: 
     subset = fastntk.tune(model, "norm+head")
     samples = fastntk.Samples(torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 3)
     run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=3, lr=0.05, batch_size=4))
-    memory = fastntk.unlearn(run, ids=[0, 4], rows="memory", form="ridge")
-    disk = fastntk.unlearn(run, ids=[0, 4], folder=tmp_path / "rows", form="ridge")
+    memory = fastntk.unlearn(run, method="fast-ntk", ids=[0, 4], rows="memory", form="ridge")
+    disk = fastntk.unlearn(run, method="fast-ntk", ids=[0, 4], folder=tmp_path / "rows", form="ridge")
     for solver in ("primal", "matrix-free"):
-        stream = fastntk.unlearn(run, ids=[0, 4], rows="stream", solver=solver)
+        stream = fastntk.unlearn(run, method="fast-ntk", ids=[0, 4], rows="stream", solver=solver)
         torch.testing.assert_close(stream.delta, memory.delta, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(disk.delta, memory.delta)
     assert [r.details["rows"]["kept"] for r in (memory, disk, stream)] == ["memory", "disk", "stream"]
     with pytest.raises(InputError, match="rows='disk' and folder"):
         fastntk.unlearn(run, ids=[0], method="tangent-replay", rows="stream")
-    scratch = fastntk.unlearn(run, ids=[0, 4], rows="disk", scratch=tmp_path, form="ridge")
+    scratch = fastntk.unlearn(run, method="fast-ntk", ids=[0, 4], rows="disk", scratch=tmp_path, form="ridge")
     assert torch.equal(scratch.delta, disk.delta)
     assert [path.name for path in tmp_path.iterdir()] == ["rows"], "rows that nobody asked to keep were left behind"
     with pytest.raises(fastntk.BudgetError, match="rows='disk', with a folder"):
-        fastntk.unlearn(run, ids=[0], rows="memory", memory_budget=100)
+        fastntk.unlearn(run, method="fast-ntk", ids=[0], rows="memory", memory_budget=100)
 
 
 def test_a_bare_linear_layer_is_a_model_too() -> None:

@@ -94,7 +94,7 @@ def test_every_method_says_what_it_is_does_and_needs() -> None:
 
 
 def test_a_method_without_rows_uses_no_foreign_linearisation_and_hands_it_on(run: fastntk.Run) -> None:
-    first = fastntk.unlearn(run, ids=[0], form="ridge", at="anchor")
+    first = fastntk.unlearn(run, ids=[0], method="fast-ntk", form="ridge", at="anchor")
     chained = fastntk.unlearn(first, ids=[1], method="fisher", seed=3)
     alone = fastntk.unlearn(run, ids=[0, 1], method="fisher", seed=3)
     assert torch.equal(chained.subset.get(), alone.subset.get())

@@ -356,7 +356,7 @@ def _without_recipe(run: fastntk.Run) -> fastntk.Run:
         (lambda r: r, {"classes": [0, 1, 2, 3]}, "retain"),
         (lambda r: r, {"classes": [9]}, "9"),
         (lambda r: r, {}, "classes"),
-        (lambda r: r, {"ids": ["img0"], "method": "magic"}, "choose one of fast-ntk, tangent-replay"),
+        (lambda r: r, {"ids": ["img0"], "method": "magic"}, "choose one of fast-ntk, path-replay"),
         (lambda r: r, {"ids": ["img0"], "method": "full", "lr": 1}, "it takes: none"),
     ],
 )

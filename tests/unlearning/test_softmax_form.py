@@ -62,7 +62,7 @@ def logistic_run(*, start: float = 0.0, recipe: fastntk.Recipe | None = None) ->
 @pytest.mark.parametrize("request_", [{"ids": [0, 5, 7]}, {"classes": [1]}])
 def test_a_linear_model_equals_retraining_to_its_optimum(start: float, request_: dict[str, list[int]]) -> None:
     run, damping = logistic_run(start=start)
-    result = fastntk.unlearn(run, **request_, form="softmax", damping=damping)
+    result = fastntk.unlearn(run, method="fast-ntk", **request_, form="softmax", damping=damping)
     keep = torch.ones(40, dtype=torch.bool)
     keep[result.split.forget] = False
     expected = optimum(run.model, run.subset, run.anchor, run.data.inputs[keep], run.data.labels[keep])
@@ -74,7 +74,7 @@ def test_a_linear_model_equals_retraining_to_its_optimum(start: float, request_:
 
 def test_the_damping_is_the_one_the_run_was_trained_with() -> None:
     run, damping = logistic_run()
-    result = fastntk.unlearn(run, ids=[3], form="softmax")
+    result = fastntk.unlearn(run, method="fast-ntk", ids=[3], form="softmax")
     assert result.details["damping"] == pytest.approx(damping, rel=0.3)
     assert result.details["divergence"] < 1e-3
     assert min(result.details["damping_fit"].values()) >= 0
@@ -82,11 +82,11 @@ def test_the_damping_is_the_one_the_run_was_trained_with() -> None:
 
 def test_nothing_forgotten_and_requests_in_any_order() -> None:
     run, _ = logistic_run(recipe=fastntk.Recipe())
-    assert fastntk.unlearn(run, ids=[]).delta.abs().max() == 0
-    first = fastntk.unlearn(run, ids=[1, 2])
-    then = fastntk.unlearn(first, ids=[9, 30])
-    other = fastntk.unlearn(fastntk.unlearn(run, ids=[30, 9]), ids=[2, 1])
-    union = fastntk.unlearn(run, ids=[1, 2, 9, 30])
+    assert fastntk.unlearn(run, method="fast-ntk", ids=[]).delta.abs().max() == 0
+    first = fastntk.unlearn(run, method="fast-ntk", ids=[1, 2])
+    then = fastntk.unlearn(first, method="fast-ntk", ids=[9, 30])
+    other = fastntk.unlearn(fastntk.unlearn(run, method="fast-ntk", ids=[30, 9]), method="fast-ntk", ids=[2, 1])
+    union = fastntk.unlearn(run, method="fast-ntk", ids=[1, 2, 9, 30])
     assert union.details["form"] == "softmax"
     assert then.details["damping"] == union.details["damping"]
     torch.testing.assert_close(then.subset.get(), union.subset.get(), rtol=0, atol=1e-12)
@@ -105,28 +105,28 @@ def test_the_form_is_chosen_and_said() -> None:
         (squared, {"form": "softmax"}, "softmax", "asked for"),
     ):
         run, _ = logistic_run(recipe=recipe)
-        details = fastntk.unlearn(run, ids=[0], **options).details  # type: ignore[arg-type]
+        details = fastntk.unlearn(run, method="fast-ntk", ids=[0], **options).details  # type: ignore[arg-type]
         assert details["form"] == form
         assert because in details["form_because"]
 
 
 def test_float32_rows_give_the_float64_answer() -> None:
     run, damping = logistic_run()
-    exact = fastntk.unlearn(run, classes=[2], form="softmax", damping=damping)
+    exact = fastntk.unlearn(run, method="fast-ntk", classes=[2], form="softmax", damping=damping)
     model = copy.deepcopy(run.model).float()
     single = fastntk.Run(
         model, run.subset.on(model), run.anchor.float(), fastntk.Samples(run.data.inputs.float(), run.data.labels), recipe=None
     )
-    made = fastntk.unlearn(single, classes=[2], form="softmax", damping=damping)
+    made = fastntk.unlearn(single, method="fast-ntk", classes=[2], form="softmax", damping=damping)
     assert (made.delta - exact.delta).norm() / exact.delta.norm() < 1e-4
 
 
 def test_what_requests_share_is_made_once() -> None:
     run, _ = logistic_run(recipe=fastntk.Recipe())
     lin = linearise_run(run)
-    first = fastntk.unlearn(run, ids=[0], linearisation=lin)
+    first = fastntk.unlearn(run, method="fast-ntk", ids=[0], linearisation=lin)
     regression = lin.memo[KEY]
-    second = fastntk.unlearn(run, ids=[1], linearisation=lin)
+    second = fastntk.unlearn(run, method="fast-ntk", ids=[1], linearisation=lin)
     assert lin.memo[KEY] is regression
     assert first.details["solve_full"] == second.details["solve_full"]
 
@@ -143,4 +143,4 @@ def test_what_requests_share_is_made_once() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     run, _ = logistic_run()
     with pytest.raises(InputError, match=message):
-        fastntk.unlearn(run, ids=[0], **options)
+        fastntk.unlearn(run, method="fast-ntk", ids=[0], **options)
