@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from fastntk.training.recipe import Recipe
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
-    from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
+    from fastntk.unlearning import (
+        Rehearsal,
+        Removals,
+        TunedBaseline,
+        Unlearned,
+        plan,
+        rehearse,
+        removals,
+        tune_baseline,
+        unlearn,
+    )
 
 __all__ = [
     "BudgetError",
@@ -44,6 +54,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Rehearsal",
+    "Removals",
     "Run",
     "Samples",
     "Split",
@@ -64,6 +75,7 @@ __all__ = [
     "plan",
     "predict",
     "rehearse",
+    "removals",
     "save_result",
     "save_run",
     "save_tuned",
@@ -82,6 +94,7 @@ _HOMES = {
     "Plan": "planning",
     "Recipe": "training.recipe",
     "Rehearsal": "unlearning",
+    "Removals": "unlearning",
     "Run": "training.run",
     "Samples": "data",
     "Split": "data",
@@ -102,6 +115,7 @@ _HOMES = {
     "plan": "unlearning",
     "predict": "training",
     "rehearse": "unlearning",
+    "removals": "unlearning",
     "save_result": "storage.results",
     "save_run": "storage.runs",
     "save_tuned": "tuning",
