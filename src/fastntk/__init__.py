@@ -33,17 +33,8 @@ if TYPE_CHECKING:
     from fastntk.training.recipe import Recipe
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
-    from fastntk.unlearning import (
-        Rehearsal,
-        Removals,
-        TunedBaseline,
-        Unlearned,
-        plan,
-        rehearse,
-        removals,
-        tune_baseline,
-        unlearn,
-    )
+    from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
+    from fastntk.unlearning.removals import Removals, removals
 
 __all__ = [
     "BudgetError",
@@ -94,7 +85,7 @@ _HOMES = {
     "Plan": "planning",
     "Recipe": "training.recipe",
     "Rehearsal": "unlearning",
-    "Removals": "unlearning",
+    "Removals": "unlearning.removals",
     "Run": "training.run",
     "Samples": "data",
     "Split": "data",
@@ -115,7 +106,7 @@ _HOMES = {
     "plan": "unlearning",
     "predict": "training",
     "rehearse": "unlearning",
-    "removals": "unlearning",
+    "removals": "unlearning.removals",
     "save_result": "storage.results",
     "save_run": "storage.runs",
     "save_tuned": "tuning",

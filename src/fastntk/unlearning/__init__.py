@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fastntk.unlearning.method import Method, Outcome, Task
     from fastntk.unlearning.registry import METHODS, register, unregister
     from fastntk.unlearning.rehearsal import Rehearsal, rehearse
-    from fastntk.unlearning.removals import Removals, removals
     from fastntk.unlearning.result import Unlearned
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Method",
     "Outcome",
     "Rehearsal",
-    "Removals",
     "Task",
     "TunedBaseline",
     "Unlearned",
@@ -31,7 +29,6 @@ __all__ = [
     "prepare",
     "register",
     "rehearse",
-    "removals",
     "tune_baseline",
     "unlearn",
     "unregister",
@@ -42,7 +39,6 @@ _HOMES = {
     "Method": "method",
     "Outcome": "method",
     "Rehearsal": "rehearsal",
-    "Removals": "removals",
     "Task": "method",
     "TunedBaseline": "baseline_tuning",
     "Unlearned": "result",
@@ -50,7 +46,6 @@ _HOMES = {
     "prepare": "api",
     "register": "registry",
     "rehearse": "rehearsal",
-    "removals": "removals",
     "tune_baseline": "baseline_tuning",
     "unlearn": "api",
     "unregister": "registry",

@@ -133,7 +133,7 @@ def removals(
     for row, where in zip(keep, positions):
         row[where] = False
     alone = has_gaps(trace, keep)
-    most = _lanes_at_once(trace, columns, allowed)
+    most = _lanes_at_once(trace, columns, allowed, itemsize=run.anchor.element_size())
     losses, margins = [torch.empty(0)] * len(positions), [torch.empty(0)] * len(positions)
     for part in track(list(_turns(alone, most)), "removals"):
         lanes = replay(trace, anchor, keep[part], motion=motion).lanes
@@ -204,12 +204,11 @@ def _motion(run: Run, trace: Trace, depth: int, columns: Columns, epochs: Sequen
     return RowMotion(points, columns.inside)
 
 
-def _lanes_at_once(trace: Trace, columns: Columns, allowed: int) -> int:
+def _lanes_at_once(trace: Trace, columns: Columns, allowed: int, *, itemsize: int) -> int:
     facts = trace.facts
     parameters = len(columns.head) + (0 if columns.bias is None else len(columns.bias)) + len(columns.body)
     batch = int(trace.bounds.diff().max()) if trace.steps else 0
-    numbers = PARAMETER_COPIES * parameters + FEATURE_COPIES * batch * (facts.features + facts.classes)
-    lane = numbers * 8 if trace.features.dtype == torch.float64 else numbers * 4
+    lane = itemsize * (PARAMETER_COPIES * parameters + FEATURE_COPIES * batch * (facts.features + facts.classes))
     most = allowed // lane - 1  # lane 0 is the recorded path
     if most < 1:
         raise BudgetError(

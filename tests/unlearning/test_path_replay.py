@@ -1,0 +1,415 @@
+"""Path replay: exact where the model of the path is, honest about depth, and refusing what it cannot do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from path_cases import NAMES, body_run, head_run, points, recipe, slow_head, theta, traced_head, without
+from torch import Tensor, nn
+
+import fastntk
+from fastntk.base.errors import BudgetError, InputError
+from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.training import trace as traces
+from fastntk.unlearning.path_replay import network as networks
+from fastntk.unlearning.path_replay.depths import DepthSize, rungs
+from fastntk.unlearning.path_replay.method import path_epochs
+
+REQUESTS: tuple[dict[str, Any], ...] = ({"classes": [1]}, {"ids": ["p2", "p3", "p17", "p30"]}, {"ids": ["p39"]})
+
+
+@pytest.fixture(scope="module")
+def run() -> fastntk.Run:
+    return body_run()
+
+
+# -- identities ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_with_the_head_alone_tuned_the_replay_is_retrain(optimizer: str, schedule: str, loss: str, weight_decay: float) -> None:
+    options = {"optimizer": optimizer, "schedule": schedule, "loss": loss, "weight_decay": weight_decay}
+    run = head_run(**options)
+    for request in REQUESTS:
+        made, true = without(run, depth="head", **request), without(run, method="retrain", **request)
+        torch.testing.assert_close(theta(made), theta(true), rtol=1e-10, atol=1e-12)
+        assert made.details["left"] == []
+        assert made.details["depth"] == "head"
+    single = head_run(dtype=torch.float32, **options)
+    made, true = without(single, depth="auto", classes=[1]), without(single, method="retrain", classes=[1])
+    torch.testing.assert_close(theta(made), theta(true), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"spec": "2.weight"}, {"batch_size": 1}, {"batch_size": 3}, {"epochs": 0}])
+def test_heads_without_a_tuned_bias_and_batches_that_vanish(options: dict[str, Any]) -> None:
+    run = head_run(**options)
+    assert run.trace is not None
+    for request in REQUESTS:
+        made, true = without(run, depth="all", **request), without(run, method="retrain", **request)
+        torch.testing.assert_close(theta(made), theta(true), rtol=1e-10, atol=1e-12)
+        assert made.details["replay_miss"] < 1e-12
+        assert made.trace is not None
+        if options.get("batch_size") == 1:
+            assert run.trace.steps - made.trace.steps == 3 * len(made.forgotten)
+
+
+def test_half_precision_features_move_the_result_by_less_than_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = head_run(dtype=torch.float32)
+    monkeypatch.setattr(traces, "HALF_ABOVE", 0)
+    half = head_run(dtype=torch.float32)
+    assert half.trace is not None
+    assert half.trace.summary()["feature_dtype"] == "float16"
+    assert torch.equal(theta(whole), theta(half))
+    for request in REQUESTS:
+        made, exact = without(half, depth="head", **request), without(whole, depth="head", **request)
+        change = (theta(exact) - theta(whole)).norm()
+        assert (theta(made) - theta(exact)).norm() < 1e-3 * change  # seen: 0.7e-4 to 2.3e-4; float16 rounds by 5e-4
+        assert made.trace is not None
+        assert made.trace.features.dtype == torch.float16
+
+
+@pytest.mark.parametrize("depth", ["head", 1, 2, "all", "auto"])
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2, "correction": 2}, {"checkpoints": [1, 3], "correction": [2]}])
+def test_nothing_forgotten_changes_nothing(run: fastntk.Run, depth: Any, options: dict[str, Any]) -> None:
+    made = without(run, depth=depth, ids=[], **options)
+    assert torch.equal(theta(made), theta(run))
+    assert made.trace is not None
+    assert run.trace is not None
+    assert made.trace.visits == run.trace.visits
+    torch.testing.assert_close(made.trace.features.to_memory(), run.trace.features.to_memory(), rtol=0, atol=0)
+
+
+class Shifted(nn.Module):
+    """Features that move linearly in what is tuned, h = φ(x) + p, and at least as many classes as features: W⁺ W = I."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.out = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(torch.tanh(self.body(x))))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("checkpoints", [1, 3])
+def test_features_linear_in_what_is_tuned_make_all_equal_retrain(optimizer: str, checkpoints: int) -> None:
+    torch.manual_seed(1)
+    model = Shifted().double().eval()
+    run = fastntk.fit(model, fastntk.tune(model, "norm.bias+head"), points(), recipe(optimizer=optimizer), trace=True)
+    for request in REQUESTS:
+        made = without(run, depth="all", checkpoints=checkpoints, **request)
+        true = theta(without(run, method="retrain", **request))
+        assert made.details["depth"] == "all"
+        torch.testing.assert_close(theta(made), true, rtol=1e-9, atol=1e-11)
+        assert (theta(without(run, depth="head", **request)) - true).norm() > 1e-4  # a shallower one is not
+        assert max(made.details["validity"]["error"].values()) < 0.2
+
+
+def test_deeper_is_nearer_to_retrain_and_a_correction_nearer_still(run: fastntk.Run) -> None:
+    true = theta(without(run, method="retrain", classes=[1]))
+    far = [float((theta(without(run, depth=depth, classes=[1])) - true).norm()) for depth in ("head", 1, 2, "all")]
+    best = float((theta(without(run, depth="all", classes=[1], checkpoints=3, correction=3)) - true).norm())
+    assert far == sorted(far, reverse=True)
+    assert best < 0.5 * far[-1] < 0.25 * far[0]
+
+
+def test_the_run_is_untouched_and_a_second_request_finds_the_rows() -> None:
+    run = body_run()
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    first, second = (without(run, depth="all", classes=[1]) for _ in range(2))
+    assert all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
+    assert torch.equal(theta(first), theta(second))
+    assert [made.details["rows_reused"] for made in (first, second)] == [False, True]
+    shallow = without(run, depth=1, classes=[1])  # cut from the deeper rows
+    assert shallow.details["rows_reused"]
+    torch.testing.assert_close(theta(shallow), theta(without(body_run(), depth=1, classes=[1])), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{"rows": "disk"}, {"chunk": 3}, {"rows": "disk", "checkpoints": 2, "correction": 1}])
+def test_where_rows_are_kept_changes_nothing(run: fastntk.Run, options: dict[str, Any], tmp_path: Path) -> None:
+    same = {name: value for name, value in options.items() if name in ("checkpoints", "correction")}
+    for depth in (2, "all"):
+        made = without(body_run(), depth=depth, classes=[1], scratch=tmp_path, **options)
+        torch.testing.assert_close(theta(made), theta(without(run, depth=depth, classes=[1], **same)), rtol=1e-11, atol=1e-13)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="'memory', 'disk' or 'auto', not 'stream'"):
+        without(run, depth=1, classes=[1], rows="stream")
+
+
+# -- requests over time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd"}, {"batch_size": 3}])
+def test_the_order_of_requests_does_not_matter_with_the_head_alone_tuned(options: dict[str, Any]) -> None:
+    run = head_run(**options)
+    first, second = ["p0", "p5", "p9"], ["p1", "p8", "p22"]
+    ends = [
+        theta(without(without(run, depth="head", ids=one).as_run(), depth="head", ids=other))
+        for one, other in ((first, second), (second, first))
+    ]
+    together = without(run, depth="head", ids=first + second)
+    extended = fastntk.unlearn(without(run, depth="head", ids=first), ids=second, method="path-replay")
+    for end in (*ends, theta(extended), theta(without(run, method="retrain", ids=first + second))):
+        torch.testing.assert_close(end, theta(together), rtol=1e-10, atol=1e-12)
+
+
+def test_a_result_is_the_run_of_the_next_request(run: fastntk.Run) -> None:
+    made = without(run, depth="all", classes=["bee"])
+    after = made.as_run()
+    trace = after.trace
+    assert trace is not None
+    assert run.trace is not None
+    trace.check(after.subset, after.anchor, after.samples)
+    assert trace.facts.requests == 1
+    assert trace.listed.ids == made.retained.ids == after.data.ids
+    assert trace.visits == 3 * 30
+    assert set(trace.visited.tolist()) == set(range(30))
+    kept = made.split.keep[run.trace.visited]
+    assert torch.equal(made.split.retain[trace.visited], run.trace.visited[kept])
+    assert trace.listed.classes == after.data.classes == NAMES  # of a class that is gone, too
+    assert trace.listed.num_classes == 4
+    assert trace.weights is not None
+    torch.testing.assert_close(trace.weights[3], theta(made), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(trace.weights[0], run.anchor)
+    again = without(after, depth="all", classes=["dog"])
+    assert again.details["replay_miss"] < 0.01
+    assert set(again.retained.labels.tolist()) == {0, 2}
+    true = theta(without(run, method="retrain", classes=["bee", "dog"]))
+    assert (theta(again) - true).norm() < 0.5 * (theta(run) - true).norm()
+    with pytest.raises(InputError, match="has no samples"):
+        without(after, classes=["bee"])
+
+
+def test_parameters_that_a_request_left_cannot_move_in_the_next(run: fastntk.Run) -> None:
+    head, one = (without(run, depth=depth, classes=[1]).as_run() for depth in ("head", 1))
+    assert head.trace is not None
+    assert head.trace.gradients is None
+    assert head.trace.weights is None
+    for depth in (1, "all"):
+        with pytest.raises(InputError, match=r"no gradients of the parameters .* earlier request left those"):
+            without(head, depth=depth, classes=[2])
+    stayed = without(head, depth="auto", classes=[2])
+    assert stayed.details["depth"] == "head"
+    assert "earlier request left those parameters" in stayed.details["climb"]["stopped"]
+    assert one.trace is not None
+    assert without(one, depth=1, classes=[2]).details["depth"] == 1
+    with pytest.raises(InputError, match=r"depth=2 .* 1 blocks that may move; the others have no path .* earlier request"):
+        without(one, depth=2, classes=[2])
+    with pytest.raises(InputError, match=r"'all' is not possible: .* earlier request left .* up to 1"):
+        without(one, depth="all", classes=[2])
+
+
+# -- traces of unusual paths -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("facts", [{}, {"optimizer": "SGD", "options": {"momentum": 0.9}}, {"penalty": 0.0}])
+def test_samples_visited_never_twice_or_alone_in_a_batch(facts: dict[str, Any]) -> None:
+    batches = [[0, 1, 0, 2], [3, 3], [4, 5, 6, 7, 1], [8], [9, 2]]  # 0 and 3 twice, 1 and 2 in two batches, 10 and 11 never
+    run, visits = traced_head(batches, **facts)
+    assert run.trace is not None
+    known = {"optimizer": "Adam", "options": {}, "penalty": 0.01} | facts
+    for gone in ([0], [1, 2], [3], [3, 8], [10], [0, 10, 11], list(range(1, 9)), [1, 5, 9]):
+        made = without(run, depth="auto", ids=[f"p{i}" for i in gone])
+        slow = slow_head(run.anchor, visits, run.trace.listed.labels, known, gone)
+        torch.testing.assert_close(theta(made), slow, rtol=1e-10, atol=1e-12)
+    assert torch.equal(theta(without(run, ids=["p10", "p11"])), theta(run))
+    made = without(run, depth="head", ids=["p3", "p8"])
+    assert made.trace is not None
+    assert made.trace.steps == 2 * 3
+    chained = without(made.as_run(), depth="head", ids=["p1"])
+    slow = slow_head(run.anchor, visits, run.trace.listed.labels, known, [1, 3, 8])
+    torch.testing.assert_close(theta(chained), slow, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Foo", "Muon"])
+def test_an_optimiser_that_cannot_be_rebuilt_is_refused(name: str) -> None:
+    run, _ = traced_head([[0, 1], [2, 3]], optimizer=name)
+    with pytest.raises(InputError, match=f"{name}' cannot be rebuilt .* Known: SGD, Adam"):
+        without(run, ids=["p0"])
+
+
+def test_unknown_options_and_losses_of_a_trace_are_refused() -> None:
+    run, _ = traced_head([[0, 1], [2, 3]])
+    assert run.trace is not None
+    for facts, message in (
+        ({"options": {"speed": 3}}, "Adam refuses the options"),
+        ({"loss": "hinge"}, "loss 'hinge' .* not known"),
+    ):
+        trace = dataclasses.replace(run.trace, facts=dataclasses.replace(run.trace.facts, **facts))
+        with pytest.raises(InputError, match=message):
+            without(dataclasses.replace(run, trace=trace), ids=["p0"])
+
+
+def test_a_replay_that_misses_the_trained_weights_says_so(run: fastntk.Run) -> None:
+    assert run.trace is not None
+    wrong = dataclasses.replace(run.trace, rates=3 * run.trace.rates, memo={})
+    made = without(dataclasses.replace(run, trace=wrong), depth="head", classes=[1])
+    assert made.details["validity"]["verdict"] == "retrain instead"
+    assert "misses the trained weights" in made.details["validity"]["reasons"][0]
+    assert without(run, depth="head", classes=[1]).details["validity"]["verdict"] == "ok"
+
+
+# -- depths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [-1, True, 1.0, None, "deep", "-1", "²", [1]])
+def test_depths_that_are_none(run: fastntk.Run, depth: Any) -> None:
+    with pytest.raises(InputError, match="depth must be head, all, auto or a number of blocks"):
+        fastntk.unlearn(run, method="path-replay", depth=depth, classes=[1])
+
+
+def test_depths_that_do_not_exist_and_bad_points(run: fastntk.Run) -> None:
+    with pytest.raises(InputError, match=r"depth=9 .* there are 3 blocks that may move; depth='all' takes them all"):
+        without(run, depth=9, classes=[1])
+    with pytest.raises(InputError, match="depth=1 is not possible: only the head is tuned"):
+        without(head_run(), depth=1, classes=[1])
+    for name, wrong in (("checkpoints", 0), ("checkpoints", -1), ("checkpoints", True), ("checkpoints", "2"), ("correction", -1)):
+        with pytest.raises(InputError, match=f"{name} is a number of points"):
+            without(run, depth=1, classes=[1], **{name: wrong})
+    for name, wrong in (("checkpoints", [0]), ("checkpoints", [4]), ("correction", []), ("correction", [1.5])):
+        with pytest.raises(InputError, match=f"{name}: points of the path are epochs from 1 to 3"):
+            without(run, depth=1, classes=[1], **{name: wrong})
+    for wrong in (-0.1, True, "much", None, float("nan")):
+        with pytest.raises(InputError, match="budget must be a share of a Retrain"):
+            without(run, classes=[1], budget=wrong)
+
+
+def test_points_of_the_path_are_denser_where_it_is_young() -> None:
+    assert path_epochs(None, 20, least=1) == (20,)
+    assert path_epochs(None, 20, least=0) == path_epochs(0, 20, least=0) == ()
+    assert path_epochs(3, 20, least=1) == (2, 6, 20)
+    assert path_epochs(9, 4, least=0) == (1, 2, 3, 4)
+    assert path_epochs([5, 2, 5], 20, least=1) == (2, 5)
+    assert path_epochs(2, 0, least=1) == (0,)
+
+
+def test_depths_move_what_they_say(run: fastntk.Run) -> None:
+    head = {"out.weight", "out.bias"}
+    for depth, moved in (("head", 0), (1, 1), ("2", 2), ("all", 3)):
+        made = without(run, depth=depth, classes=[1])
+        names = head | {f"layers.{k}.0.{part}" for k in range(3 - moved, 3) for part in ("weight", "bias")}
+        assert set(made.details["moved"]) == names
+        assert set(made.details["left"]) == set(run.subset.names) - names
+        changed = {n for n, where in run.subset.slices.items() if bool(made.delta[where].any())}
+        assert changed == names
+        assert ("note" in made.details) == (moved < 3)
+        further = made.details["next_depth"]
+        assert further is None if moved in (0, 3) else further["depth"] == moved + 1  # depth head looks at the trace alone
+        json.dumps(made.details)
+
+
+def test_without_images_the_head_is_replayed(run: fastntk.Run) -> None:
+    alone = dataclasses.replace(run, samples=None, trace=dataclasses.replace(run.trace, memo={}))
+    assert torch.equal(theta(without(alone, depth="head", classes=["bee"])), theta(without(run, depth="head", classes=["bee"])))
+    for depth in (1, "all"):
+        with pytest.raises(InputError, match=r"rows need the images, .* loaded without its data. Take depth='head'"):
+            without(alone, depth=depth, classes=[1])
+    made = fastntk.unlearn(alone, classes=[1])
+    assert made.method == "path-replay"
+    assert made.details["depth"] == "head"
+    assert "rows need the images" in made.details["climb"]["stopped"]
+    assert made.as_run().samples is None
+    again = without(made.as_run(), classes=[2])
+    assert set(again.retained.labels.tolist()) == {0, 3}
+
+
+def test_auto_climbs_and_says_so(run: fastntk.Run) -> None:
+    made = without(run, depth="auto", classes=[1], budget=100)
+    climb = made.details["climb"]
+    assert climb["tried"][0] == 0
+    assert len(climb["changes"]) == len(climb["tried"]) - 1 >= 1
+    assert made.details["blocks"] == climb["tried"][-1]
+    assert set(climb["noise"]) == set(climb["changes"][0]) == {"retain", "forget", "forget_loss"}
+    below = all(value <= climb["noise"][name] for name, value in climb["changes"][-1].items())
+    assert below == ("less than two seeds differ" in climb["stopped"])
+    assert torch.equal(theta(made), theta(without(run, depth=climb["tried"][-1], classes=[1])))
+    stay = without(run, depth="auto", classes=[1], budget=0)
+    assert stay.details["climb"] == {
+        "budget": 0, "tried": [0], "changes": [], "noise": None, "stopped": "the next depth is beyond the budget",
+    }  # fmt: skip
+    assert stay.details["depth"] == "head"
+    assert stay.details["next_depth"]["depth"] == 1
+    assert without(head_run(), depth="auto", classes=[1]).details["climb"]["stopped"] == "only the head is tuned"
+
+
+def test_rungs_double_and_stay_within_the_budget() -> None:
+    sizes = tuple(DepthSize(k, k, float(k)) for k in range(9))
+    assert [size.depth for size in rungs(sizes, 100, 1, 10)] == [0, 1, 2, 4, 8]
+    assert [size.depth for size in rungs(sizes, 0.75, 1, 10)] == [0, 1, 2, 4]
+    assert [size.depth for size in rungs(sizes, 0.75, 3, 10)] == [0, 1]
+    assert [size.depth for size in rungs(sizes, 0, 1, 10)] == [0]
+
+
+def test_a_plan_lists_every_depth_and_its_route_is_taken(run: fastntk.Run) -> None:
+    plan = fastntk.plan(run, classes=[1], method="path-replay", budget=100)
+    assert [route.solver for route in plan.routes] == ["auto", "depth head", "depth 1", "depth 2", "depth all"]
+    seconds = [route.seconds for route in plan.routes[1:]]
+    assert seconds == sorted(seconds)
+    assert plan.route("path-replay").solver == "auto"
+    made = fastntk.unlearn(run, classes=[1], plan=plan)
+    assert torch.equal(theta(made), theta(without(run, classes=[1], budget=100)))
+    single = fastntk.plan(run, classes=[1], method="path-replay", depth=2)
+    assert [route.solver for route in single.routes] == ["depth 2"]
+    assert fastntk.unlearn(run, classes=[1], plan=single).details["depth"] == 2
+    with pytest.raises(InputError, match="other options"):
+        fastntk.unlearn(run, classes=[1], plan=single, depth=1)
+
+
+def test_where_rows_do_not_fit_auto_stays_at_the_head(run: fastntk.Run) -> None:
+    plan = fastntk.plan(run, classes=[1], method="path-replay", budget=100)
+    routes = {route.solver: route for route in plan.routes}
+    assert routes["depth head"].memory < routes["depth 1"].memory
+    between = {"memory_budget": routes["depth head"].memory + 1, "disk_budget": 1}
+    made = without(run, classes=[1], budget=100, **between)
+    assert made.details["depth"] == "head"
+    assert "do not fit the memory" in made.details["climb"]["stopped"]
+    with pytest.raises(BudgetError):
+        without(run, depth="all", classes=[1], **between)
+
+
+def test_rows_stop_at_the_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a depth have the columns of that depth only, and are made by an engine that stops there."""
+    made: list[tuple[str, ...]] = []
+    true = networks.rows_in_memory
+
+    def seen(engine: Any, *args: Any, **options: Any) -> Any:
+        made.append(engine.subset.names)
+        return true(engine, *args, **options)
+
+    monkeypatch.setattr(networks, "rows_in_memory", seen)
+    without(body_run(), depth=1, classes=[1])
+    assert set(made[0]) == {"layers.2.0.weight", "layers.2.0.bias", "out.weight", "out.bias"}
+
+
+def test_a_vision_transformer_with_prompts() -> None:
+    ensure_operators()
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=3, num_heads=2, num_classes=3).double().eval()
+    subset = fastntk.tune(model, "prompts+head", prompt_length=2, prompt_blocks=2)
+    inputs, labels = torch.randn(18, 3, 8, 8).double(), torch.arange(18) % 3
+    run = fastntk.fit(model, subset, fastntk.Samples(inputs, labels), recipe(epochs=2, batch_size=6, lr=1e-3), trace=True)
+    assert run.trace is not None
+    true = theta(without(run, method="retrain", classes=[1]))
+    far = {}
+    for depth in ("head", 1, "all"):
+        made = without(run, depth=depth, classes=[1])
+        assert made.details["replay_miss"] < 1e-12
+        far[depth] = float((theta(made) - true).norm())
+        assert torch.equal(theta(without(run, depth=depth, ids=[])), theta(run))
+    assert far["all"] < 0.3 * far[1] < 0.3 * far["head"]
+    widths = [point.rows.shape[2] for point in run.trace.memo["network"]._kept.values()]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[-1] == subset.numel - 12 * 3 - 3
