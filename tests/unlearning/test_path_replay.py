@@ -19,6 +19,7 @@ from fastntk.training import trace as traces
 from fastntk.unlearning.path_replay import network as networks
 from fastntk.unlearning.path_replay.depths import DepthSize, rungs
 from fastntk.unlearning.path_replay.method import path_epochs
+from fastntk.unlearning.path_replay.motion import Checkpoint, Correction, RowMotion
 
 REQUESTS: tuple[dict[str, Any], ...] = ({"classes": [1]}, {"ids": ["p2", "p3", "p17", "p30"]}, {"ids": ["p39"]})
 
@@ -123,6 +124,59 @@ def test_deeper_is_nearer_to_retrain_and_a_correction_nearer_still(run: fastntk.
     assert best < 0.5 * far[-1] < 0.25 * far[0]
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_epochs_on_the_network_itself_are_those_of_retrain(optimizer: str) -> None:
+    run = body_run(optimizer=optimizer)
+    assert run.trace is not None
+    true = theta(without(run, method="retrain", classes=[1]))
+    made = without(run, depth="all", classes=[1], exact=3)
+    torch.testing.assert_close(theta(made), true, rtol=1e-9, atol=1e-11)
+    assert made.details["exact"] == [0, 1, 2]
+    assert made.trace is not None
+    again = without(made.as_run(), depth="all", ids=["p0"], exact=[0, 1, 2])  # the new trace is that of a Retrain
+    both = without(run, method="retrain", ids=["p0", *made.forgotten.ids])
+    torch.testing.assert_close(theta(again), theta(both), rtol=1e-8, atol=1e-10)
+    far = [float((theta(without(run, depth="all", classes=[1], exact=exact)) - true).norm()) for exact in (0, 1, 2)]
+    assert far == sorted(far, reverse=True)
+    torch.testing.assert_close(theta(without(run, depth=2, ids=[], exact=1)), theta(run), rtol=1e-11, atol=1e-12)
+    for wrong in (-1, 4, [3], [-1], True, 1.5, "one", None):
+        with pytest.raises(InputError, match="exact is a number of first epochs, or epochs from 0 to 2"):
+            without(run, depth="all", classes=[1], exact=wrong)
+
+
+def test_a_correction_brings_the_replay_to_what_the_network_does(run: fastntk.Run) -> None:
+    true = theta(without(run, method="retrain", classes=[1]))
+    plain, corrected = (without(run, depth="all", classes=[1], correction=correction) for correction in (0, 3))
+    assert corrected.details["validity"]["error"]["retain"] < 0.05 * plain.details["validity"]["error"]["retain"]
+    assert (theta(corrected) - true).norm() < (theta(plain) - true).norm()
+    assert corrected.details["correction"] == [1, 2, 3]
+
+
+def test_motion_is_linear_in_time_between_checkpoints_and_its_two_sides_are_adjoint() -> None:
+    n, classes, width, features = 5, 3, 4, 6
+    rows = [torch.randn(n, classes, width, dtype=torch.float64) for _ in range(3)]
+    lifts = [torch.randn(features, classes, dtype=torch.float64) for _ in range(3)]
+    extra = tuple(torch.randn(n, features, dtype=torch.float64) for _ in range(2))
+    points = [Checkpoint(step, *parts) for step, parts in zip((10, 20, 40), zip(rows, lifts))]
+    plain = RowMotion(points, torch.arange(width))
+    corrected = RowMotion(points, torch.arange(width), Correction((10, 30), extra))
+    moved, who = torch.randn(2, width, dtype=torch.float64), torch.tensor([3, 0, 3])
+    moved[0] = 0  # the recorded lane
+    full = [lift @ part for lift, part in zip(lifts, rows)]  # (n, H, m)
+    shares = {0: (1, 0, 0), 10: (1, 0, 0), 15: (0.5, 0.5, 0), 20: (0, 1, 0), 25: (0, 0.75, 0.25), 40: (0, 0, 1), 50: (0, 0, 1)}
+    added = {0: (0, 0), 10: (1, 0), 15: (0.75, 0.25), 20: (0.5, 0.5), 25: (0.25, 0.75), 40: (0, 1), 50: (0, 1)}
+    for step, share in shares.items():
+        matrix = sum(part * each[who] for part, each in zip(share, full))
+        expected = torch.einsum("bhm,lm->lbh", matrix, moved)
+        local = plain.at(step, who)
+        torch.testing.assert_close(local.forward(moved), expected)
+        g = torch.randn(2, 3, features, dtype=torch.float64)
+        torch.testing.assert_close((local.forward(moved) * g).sum((1, 2)), (moved * local.backward(g)).sum(1))
+        expected[1] += sum(part * each[who] for part, each in zip(added[step], extra))
+        torch.testing.assert_close(corrected.at(step, who).forward(moved), expected)
+    torch.testing.assert_close(corrected.at(5, who).forward(0 * moved)[1], 0.5 * extra[0][who])  # 0 at the start
+
+
 def test_the_run_is_untouched_and_a_second_request_finds_the_rows() -> None:
     run = body_run()
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
@@ -142,8 +196,39 @@ def test_where_rows_are_kept_changes_nothing(run: fastntk.Run, options: dict[str
         made = without(body_run(), depth=depth, classes=[1], scratch=tmp_path, **options)
         torch.testing.assert_close(theta(made), theta(without(run, depth=depth, classes=[1], **same)), rtol=1e-11, atol=1e-13)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="'memory', 'disk' or 'auto', not 'stream'"):
+    with pytest.raises(InputError, match="cannot be made as needed: rows are 'memory' or 'disk'"):
         without(run, depth=1, classes=[1], rows="stream")
+
+
+class Odd(nn.Module):
+    """A convolution, GroupNorm, and parameters of its own, whose rows the engine has in another order than the trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(4, 1, 1))
+        self.conv = nn.Conv2d(1, 4, 2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.token = nn.Parameter(torch.randn(4))
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x.view(-1, 1, 2, 3)) * self.scale)
+        return self.out(torch.tanh(x).mean((2, 3)) + self.token)
+
+
+@pytest.mark.parametrize("spec", ["all", "norm+head"])
+def test_user_modules_with_rows_in_memory_and_on_disk(spec: str, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = Odd().double().eval()
+    run = fastntk.fit(model, fastntk.tune(model, spec), points(), recipe(lr=2e-3), trace=True)
+    assert run.trace is not None
+    near = float((theta(without(run, method="retrain", classes=[1])) - theta(without(run, depth="head", classes=[1]))).norm())
+    known = {depth: theta(without(run, depth=depth, classes=[1])) for depth in (1, "all")}
+    assert (known["all"] - theta(without(run, method="retrain", classes=[1]))).norm() < 0.7 * near
+    run.trace.memo.clear()
+    for depth in ("all", 1):  # the second is cut from the first
+        made = without(run, depth=depth, classes=[1], rows="disk", scratch=tmp_path)
+        torch.testing.assert_close(theta(made), known[depth], rtol=1e-11, atol=1e-13)
 
 
 # -- requests over time ----------------------------------------------------------------------------
@@ -285,7 +370,9 @@ def test_depths_that_do_not_exist_and_bad_points(run: fastntk.Run) -> None:
 
 
 def test_points_of_the_path_are_denser_where_it_is_young() -> None:
-    assert path_epochs(None, 20, least=1) == (20,)
+    assert path_epochs(None, 20, least=1) == (7,)
+    assert path_epochs(2, 20, least=1) == (2, 7)
+    assert path_epochs(1, 20, least=0) == (20,)
     assert path_epochs(None, 20, least=0) == path_epochs(0, 20, least=0) == ()
     assert path_epochs(3, 20, least=1) == (2, 6, 20)
     assert path_epochs(9, 4, least=0) == (1, 2, 3, 4)

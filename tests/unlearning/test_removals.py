@@ -112,6 +112,8 @@ def test_memory_decides_the_turns_and_changes_nothing(run: fastntk.Run, depth: A
     assert sum(lanes) == 25
     for one, other in zip(whole.losses + whole.margins, parts.losses + parts.margins):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+    fresh = fastntk.removals(body_run(), groups, depth=depth, memory_budget=100_000)  # beyond the head: rows on disk
+    torch.testing.assert_close(fresh.loss_change, whole.loss_change, rtol=1e-10, atol=1e-12)
     with pytest.raises(BudgetError, match="memory_budget allows 1"):
         fastntk.removals(run, groups, depth=depth, memory_budget=1000)
 

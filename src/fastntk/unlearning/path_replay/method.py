@@ -295,7 +295,7 @@ def _climb(
     assert job.task.route is not None
     planned = job.task.route.settings["depth"]
     if planned != "auto":
-        fits = "deeper ones do not fit the memory and disk allowed"
+        fits = "deeper ones do not fit the memory and disk allowed, or where rows may be"
         alone = {"budget": budget, "tried": [planned], "changes": [], "noise": None, "stopped": fits}
         return job.walk(sizes[planned], epochs, points), alone
     walk = job.walk(ladder[0], epochs, points)
@@ -452,7 +452,8 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
     making = s.input_copy + s.chunk * (problem.speed.row_bytes + s.classes * ladder[-1].numbers * s.itemsize)
     places: list[Rows] = [place for place in problem.places if place in ("memory", "disk")]
     if not places:
-        raise InputError("path-replay reads its rows at every step: rows are 'memory', 'disk' or 'auto', not 'stream'.")
+        why = "its rows are read at every step, and cannot be made as needed: rows are 'memory' or 'disk'"
+        return [Route(problem.method, "stream", name, seconds + fixed, settings=settings, fits=False, why_not=why)]
     held = {place: work + making + (most if place == "memory" else 0) for place in places}
     place = next((place for place in places if held[place] <= problem.memory), places[-1])
     return [
