@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import Rows, without_trace
 from fastntk.training.trace import Trace
+from fastntk.training.trace_path import recorded_path
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, rungs, survey
@@ -187,7 +188,7 @@ class _Job:
         starts = trace.epoch_steps.tolist()
         chosen = {step for epoch in self._exact for step in range(starts[epoch], starts[epoch + 1])}
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
-        at = self.run.subset.get()
+        recorded = self._recorded(order)
 
         def exact(step: int, samples: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
             if step not in chosen:
@@ -195,15 +196,26 @@ class _Job:
             known = self._taken.get(step)
             if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
                 return known[1], known[2]
-            # Parameters that are left follow the recorded path; within an epoch they are held at its start.
-            assert trace.weights is not None
-            base = trace.weights[bisect.bisect_right(starts, step) - 1].to(at, copy=True)
+            base = recorded(step).clone()
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples)
             self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
 
         return exact
+
+    def _recorded(self, moving: Tensor) -> Callable[[int], Tensor]:
+        """The tuned parameters (d,) on the recorded path before a step (steps in rising order): those that are left stay there.
+
+        Where an earlier request left some, their path is known by epoch only, and they are held at the epoch's start.
+        """
+        trace, subset, weights = self.trace, self.run.subset, self.trace.weights
+        assert weights is not None
+        if len(moving) == subset.numel or trace.facts.left:
+            starts = trace.epoch_steps.tolist()
+            return lambda step: weights[bisect.bisect_right(starts, step) - 1].to(self.run.anchor)
+        path = recorded_path(trace, subset, self.run.anchor)
+        return lambda step: next(each.weights for each in path if each.number == step)
 
     def _count(self, stage: str, started: float) -> None:
         self.task.stages[stage] = self.task.stages.get(stage, 0.0) + time.perf_counter() - started
