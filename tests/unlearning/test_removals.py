@@ -28,7 +28,7 @@ def expected(run: fastntk.Run, group: Any, depth: Any, **options: Any) -> tuple[
     """Logits before and after, by a request of its own, from the last recorded features."""
     assert run.trace is not None
     ids = [group] if isinstance(group, str) else group
-    made = without(run, depth=depth, ids=ids, **options)
+    made = without(run, depth=depth, ids=ids, exact=0, **options)
     where = run.listed.index_of(ids)
     visits = [int((run.trace.visited == i).nonzero()[-1]) for i in where.tolist()]
     h = torch.stack([run.trace.features[visit] for visit in visits])

@@ -1,7 +1,7 @@
 """Many small removals at once: what every group of samples would lose if the model had never seen it.
 
 All groups are lanes of one replay along the recorded path (:mod:`fastntk.unlearning.path_replay.replay`): the features are read
-once for all of them. No model is made; ``unlearn`` makes one for a single request, and ends where the group's lane ends.
+once for all of them. No model is made; ``unlearn`` makes one for a single request, which ends where the group's lane does.
 
     logits   f_i = W h_i + b     h_i: the head's input at the sample's last visit; beyond depth ``head`` moved as the replay says
     loss     cross-entropy of f_i
@@ -116,8 +116,8 @@ def removals(
 
     A group is a sequence of ids, or a single id; groups may overlap, each is left out by itself. ``depth`` and ``checkpoints``
     are those of ``path-replay``, but for ``auto``, which climbs for one request at a time. ``depth="head"`` needs the run's
-    trace alone, no images. ``memory_budget`` in bytes (default: 70 % of what is available): groups are taken in as many turns as
-    that asks for, and the result is the same.
+    trace alone, no images; deeper ones are as by ``exact=0``, with no epoch on the network itself. ``memory_budget`` in bytes
+    (default: 70 % of what is available): groups are taken in as many turns as that asks for, and the result is the same.
     """
     started = time.perf_counter()
     trace = trace_of(run)
