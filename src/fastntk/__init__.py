@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
+    from fastntk.unlearning.removals import Removals, removals
 
 __all__ = [
     "BudgetError",
@@ -44,6 +45,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Rehearsal",
+    "Removals",
     "Run",
     "Samples",
     "Split",
@@ -64,6 +66,7 @@ __all__ = [
     "plan",
     "predict",
     "rehearse",
+    "removals",
     "save_result",
     "save_run",
     "save_tuned",
@@ -82,6 +85,7 @@ _HOMES = {
     "Plan": "planning",
     "Recipe": "training.recipe",
     "Rehearsal": "unlearning",
+    "Removals": "unlearning.removals",
     "Run": "training.run",
     "Samples": "data",
     "Split": "data",
@@ -102,6 +106,7 @@ _HOMES = {
     "plan": "unlearning",
     "predict": "training",
     "rehearse": "unlearning",
+    "removals": "unlearning.removals",
     "save_result": "storage.results",
     "save_run": "storage.runs",
     "save_tuned": "tuning",

@@ -40,9 +40,15 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def _prefers_channels_last(model: nn.Module) -> bool:
+    """Models that convolve, but not with GroupNorm: in that layout its gradient (torch 2.13) crashes if its input needs none."""
+    kinds = [type(module) for module in model.modules()]
+    return any(issubclass(kind, nn.Conv2d) for kind in kinds) and not any(issubclass(kind, nn.GroupNorm) for kind in kinds)
+
+
 def fast_layout(model: nn.Module, inputs: Tensor) -> Tensor:
     """Images in channels-last memory where the model convolves: same values, faster on CPUs."""
-    if inputs.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    if inputs.dim() == 4 and _prefers_channels_last(model):
         return inputs.contiguous(memory_format=torch.channels_last)
     return inputs
 
@@ -98,6 +104,6 @@ def working_copy(run: Run) -> nn.Module:
 def fast_copy(run: Run) -> nn.Module:
     """A working copy for rows and forward passes: convolutions in the memory layout that CPUs prefer."""
     work = working_copy(run)
-    if any(isinstance(module, nn.Conv2d) for module in work.modules()):
+    if _prefers_channels_last(work):
         work = work.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +33,7 @@ class FitRecorder:
             with self:
                 outputs = logits(model, samples.inputs[:2])
             features = self._features
-        self._check(subset, features, outputs)
+            self._check(subset, features, outputs, lambda: logits(model, samples.inputs[:2]))
         self._subset, self._recipe = subset, recipe
         self._body = tuple(each for each in subset.names if each not in (self._weight_name, self._bias_name))
         self._anchor = subset.get()
@@ -61,7 +62,7 @@ class FitRecorder:
     def _seen(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].detach()
 
-    def _check(self, subset: Subset, features: Tensor, outputs: Tensor) -> None:
+    def _check(self, subset: Subset, features: Tensor, outputs: Tensor, again: Callable[[], Tensor]) -> None:
         if self._weight_name not in subset.names:
             raise InputError(
                 f"A trace follows the head while the rest moves little, and the head ({self._weight_name}) is not tuned. "
@@ -73,11 +74,21 @@ class FitRecorder:
                 f"{tuple(features.shape)}. Fit without trace."
             )
         made = nn.functional.linear(features, self._head.weight, self._head.bias)
-        if made.shape != outputs.shape or not torch.allclose(made, outputs, rtol=1e-3, atol=1e-4):
+        same = made.shape == outputs.shape and torch.allclose(made, outputs, rtol=1e-3, atol=1e-4)
+        if not same or not self._passes_through(made, again):
             raise InputError(
                 "A trace needs a model whose logits are its head's output, W·h + b; here something follows the head. "
                 "Fit without trace."
             )
+
+    def _passes_through(self, outputs: Tensor, again: Callable[[], Tensor]) -> bool:
+        """Whether other numbers in place of the head's output arrive unchanged: those of a head of zeros would hide a factor."""
+        numbers = torch.linspace(-1, 2, outputs.numel()).to(outputs).reshape(outputs.shape)
+        hook = self._head.register_forward_hook(lambda module, args, output: numbers)
+        try:
+            return torch.equal(again(), numbers)
+        finally:
+            hook.remove()
 
     def begin_batch(self, batch: Tensor) -> None:
         """The loop is about to look at these samples."""

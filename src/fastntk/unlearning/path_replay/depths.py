@@ -8,6 +8,7 @@ from typing import Any
 
 from fastntk.base.errors import InputError
 from fastntk.training.run import Run
+from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.network import network_of
 
 Depth = str | int
@@ -31,7 +32,7 @@ class DepthSize:
 
 def parsed(depth: Depth) -> Depth:
     """The depth as given, numbers in words turned into numbers; anything else is refused."""
-    if isinstance(depth, str) and depth.isdigit():
+    if isinstance(depth, str) and depth.isdecimal():
         depth = int(depth)
     if isinstance(depth, bool) or not (depth in WORDS or (isinstance(depth, int) and depth >= 0)):
         raise InputError(f"depth must be {', '.join(WORDS)} or a number of blocks, got {depth!r}.")
@@ -51,28 +52,37 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
     trace = run.trace
     if depth in ("head", 0):
         return (head,)
-    whole = not (trace.facts.body or trace.facts.left)
-    reason = None
-    if trace.gradients is None and not whole:
-        reason = "the trace has no gradients of the parameters outside the head" + _why_left(trace.facts.requests)
-    elif run.samples is None and not whole:
-        reason = "rows need the images, and this run was loaded without its data"
+    reason = only_head(run, trace)
     if reason is not None:
-        if depth != "auto":
-            raise InputError(f"depth={depth!r} is not possible: {reason}. Take depth='head'.")
-        return (head,)
-    if whole:  # only the head is tuned
-        return (head,)
+        tuned_head = not (trace.facts.body or trace.facts.left)
+        if depth == "auto" or (depth == "all" and tuned_head):
+            return (head,)
+        raise InputError(f"depth={depth!r} is not possible: {reason}. Take depth='head'.")
     network = network_of(run, trace)
     sizes = (head, *(DepthSize(k, network.numbers(k), network.costs[k]) for k in range(1, len(network.blocks) + 1)))
+    left = trace.facts.left
     if isinstance(depth, int) and depth >= len(sizes):
-        raise InputError(f"depth={depth}: there are {len(sizes) - 1} blocks that may move; depth='all' takes them all.")
-    if depth == "all" and trace.facts.left:
+        others = (
+            f"; the others have no path in the trace{_why_left(trace.facts.requests)}" if left else "; depth='all' takes them all"
+        )
+        raise InputError(f"depth={depth} is not possible: there are {len(sizes) - 1} blocks that may move{others}.")
+    if depth == "all" and left:
         raise InputError(
-            f"depth='all' is not possible: {len(trace.facts.left)} tuned parameters have no path in the trace"
+            f"depth='all' is not possible: {len(left)} tuned parameters have no path in the trace"
             f"{_why_left(trace.facts.requests)}. Take a number of blocks up to {len(sizes) - 1}, or ask the run before it."
         )
     return sizes
+
+
+def only_head(run: Run, trace: Trace) -> str | None:
+    """Why nothing but the head can be replayed; None where more can."""
+    if not (trace.facts.body or trace.facts.left):
+        return "only the head is tuned"
+    if trace.gradients is None:
+        return "the trace has no gradients of the parameters outside the head" + _why_left(trace.facts.requests)
+    if run.samples is None:
+        return "rows need the images, and this run was loaded without its data"
+    return None
 
 
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import Rows, without_trace
 from fastntk.training.trace import Trace
+from fastntk.training.trace_path import recorded_path
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
-from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, rungs, survey
+from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, rungs, survey
 from fastntk.unlearning.path_replay.judging import Watched, change, noise, predicted, rounded, watched, within
 from fastntk.unlearning.path_replay.motion import Correction, RowMotion
 from fastntk.unlearning.path_replay.network import PathNetwork, network_of
@@ -67,8 +68,8 @@ def path_replay(
     """
     job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk, exact=_exact(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})
-    epochs = _epochs(checkpoints, task.trace.epochs, CHECKPOINTS, default=1)
-    points = _epochs(correction, task.trace.epochs, POINTS, default=0)
+    epochs = path_epochs(checkpoints, task.trace.epochs, least=1)
+    points = path_epochs(correction, task.trace.epochs, least=0)
     chosen = parsed(depth)
     if chosen == "auto":
         walked, climb = _climb(job, sizes, budget, epochs, points)
@@ -187,7 +188,7 @@ class _Job:
         starts = trace.epoch_steps.tolist()
         chosen = {step for epoch in self._exact for step in range(starts[epoch], starts[epoch + 1])}
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
-        at = self.run.subset.get()
+        recorded = self._recorded(order)
 
         def exact(step: int, samples: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
             if step not in chosen:
@@ -195,15 +196,26 @@ class _Job:
             known = self._taken.get(step)
             if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
                 return known[1], known[2]
-            # Parameters that are left follow the recorded path; within an epoch they are held at its start.
-            assert trace.weights is not None
-            base = trace.weights[bisect.bisect_right(starts, step) - 1].to(at, copy=True)
+            base = recorded(step).clone()
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples)
             self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
 
         return exact
+
+    def _recorded(self, moving: Tensor) -> Callable[[int], Tensor]:
+        """The tuned parameters (d,) on the recorded path before a step (steps in rising order): those that are left stay there.
+
+        Where an earlier request left some, their path is known by epoch only, and they are held at the epoch's start.
+        """
+        trace, subset, weights = self.trace, self.run.subset, self.trace.weights
+        assert weights is not None
+        if len(moving) == subset.numel or trace.facts.left:
+            starts = trace.epoch_steps.tolist()
+            return lambda step: weights[bisect.bisect_right(starts, step) - 1].to(self.run.anchor)
+        path = recorded_path(trace, subset, self.run.anchor)
+        return lambda step: next(each.weights for each in path if each.number == step)
 
     def _count(self, stage: str, started: float) -> None:
         self.task.stages[stage] = self.task.stages.get(stage, 0.0) + time.perf_counter() - started
@@ -291,13 +303,17 @@ def _climb(
     job: _Job, sizes: Sequence[DepthSize], budget: float, epochs: Sequence[int], points: Sequence[int]
 ) -> tuple[_Walk, dict[str, Any]]:
     """Deeper and deeper, until a further depth changes the answers by less than two seeds differ, or the budget ends."""
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
-        raise InputError(f"budget must be a share of a Retrain, 0 or more, got {budget!r}.")
-    ladder = rungs(sizes, budget, len(epochs), job.trace.epochs)
+    ladder = rungs(sizes, _share(budget), len(epochs), job.trace.epochs)
+    assert job.task.route is not None
+    planned = job.task.route.settings["depth"]
+    if planned != "auto":
+        fits = "deeper ones do not fit the memory and disk allowed, or where rows may be"
+        alone = {"budget": budget, "tried": [planned], "changes": [], "noise": None, "stopped": fits}
+        return job.walk(sizes[planned], epochs, points), alone
     walk = job.walk(ladder[0], epochs, points)
     record: dict[str, Any] = {"budget": budget, "tried": [0], "changes": [], "noise": None}
     if len(ladder) == 1:
-        why = "there is no further depth" if len(sizes) == 1 else "the next depth is beyond the budget"
+        why = only_head(job.run, job.trace) if len(sizes) == 1 else "the next depth is beyond the budget"
         return walk, record | {"stopped": why}
     started = time.perf_counter()
     watch = watched(job.trace, job.split)
@@ -327,28 +343,38 @@ CHECKPOINTS = ((1 / 3,), (1 / 10, 1 / 3))
 """Where one and two checkpoints lie, as shares of all epochs: chosen on development settings (docs/results-development.md)."""
 POINTS = ((1.0,), (1 / 5, 1.0))
 """Where one and two points of the correction lie."""
-Few = tuple[tuple[float, ...], ...]
 
 
-def _epochs(asked: int | Sequence[int] | None, epochs: int, few: Few, *, default: int) -> tuple[int, ...]:
-    """Points of the path, as epochs after which they lie: those named, or so many, denser where the path is young."""
+def path_epochs(asked: int | Sequence[int] | None, epochs: int, *, least: int) -> tuple[int, ...]:
+    """Points of the path, as epochs after which they lie: those named, or so many, denser where the path is young.
+
+    ``least``: how many there have to be, and are where nothing is asked for: 1 for checkpoints, 0 for a correction.
+    """
+    what, few = ("checkpoints", CHECKPOINTS) if least else ("correction", POINTS)
     if asked is None:
-        asked = default
-    if isinstance(asked, bool):
-        raise InputError(f"checkpoints and correction are a number of points, or their epochs; got {asked!r}.")
+        asked = least
+    if isinstance(asked, bool) or not isinstance(asked, int | Sequence) or isinstance(asked, str):
+        raise InputError(f"{what} is a number of points of the path, or their epochs; got {asked!r}.")
     if isinstance(asked, int):
-        if asked < 0:
-            raise InputError(f"checkpoints and correction are a number of points, 0 or more; got {asked}.")
-        if asked == 0 or epochs == 0:
+        if asked < least:
+            raise InputError(f"{what} is a number of points of the path, {least} or more, or their epochs; got {asked}.")
+        if asked == 0:
             return ()
+        if epochs == 0:
+            return (0,)
         if asked <= len(few):
             return tuple(sorted({min(epochs, max(1, round(share * epochs))) for share in few[asked - 1]}))
         ratio = 10 ** (1 / (asked - 1))
         return tuple(sorted({min(epochs, max(1, round(epochs / 10 * ratio**k))) for k in range(asked)}))
-    chosen = sorted(set(asked))
-    if not chosen or not all(isinstance(epoch, int) and 0 < epoch <= epochs for epoch in chosen):
-        raise InputError(f"points of the path are epochs from 1 to {epochs}, got {tuple(asked)}.")
-    return tuple(chosen)
+    if not asked or not all(isinstance(epoch, int) and 0 < epoch <= epochs for epoch in asked):
+        raise InputError(f"{what}: points of the path are epochs from 1 to {epochs}, got {tuple(asked)}.")
+    return tuple(sorted(set(asked)))
+
+
+def _share(budget: object) -> float:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
+        raise InputError(f"budget must be a share of a Retrain, 0 or more, got {budget!r}.")
+    return float(budget)
 
 
 EXACT = 20
@@ -359,7 +385,7 @@ def _exact(asked: int | Sequence[int] | None, epochs: int) -> tuple[int, ...]:
     """Epochs, counted from 0, that are trained on the network itself: so many first ones, or those named."""
     asked = epochs // EXACT if asked is None else asked
     chosen = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
-    if isinstance(chosen, int) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
+    if not isinstance(chosen, Sequence) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
         raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
     return tuple(sorted(set(chosen)))
 
@@ -393,10 +419,10 @@ def _cost(problem: Problem) -> list[Route]:
     sizes: Sequence[DepthSize] = problem.surveyed
     options = problem.options
     chosen = parsed(options["depth"])  # type: ignore[arg-type]
-    epochs = len(_epochs(options["checkpoints"], problem.trace.epochs, CHECKPOINTS, default=1))  # type: ignore[arg-type]
-    points = len(_epochs(options["correction"], problem.trace.epochs, POINTS, default=0))  # type: ignore[arg-type]
+    epochs = len(path_epochs(options["checkpoints"], problem.trace.epochs, least=1))  # type: ignore[arg-type]
+    points = len(path_epochs(options["correction"], problem.trace.epochs, least=0))  # type: ignore[arg-type]
     if chosen == "auto":
-        ladder = rungs(sizes, float(options["budget"]), epochs, problem.trace.epochs)  # type: ignore[arg-type]
+        ladder = rungs(sizes, _share(options["budget"]), epochs, problem.trace.epochs)
         return [
             *_routes(problem, ladder, epochs, points, "auto"),
             *(route for size in sizes for route in _routes(problem, [size], epochs, points, _name(size, sizes))),
@@ -432,13 +458,19 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
     features = 2 * trace.visits * trace.features * s.itemsize
     work = features + CHUNK_BYTES + 16 * 8 * s.parameters
     fixed = problem.fixed_seconds
+    settings = {"depth": "auto" if name == "auto" else ladder[-1].depth}
     if most == 0:
-        return [Route(problem.method, "none", name, seconds + fixed, work)]
+        return [Route(problem.method, "none", name, seconds + fixed, work, settings=settings)]
     making = s.input_copy + s.chunk * (problem.speed.row_bytes + s.classes * ladder[-1].numbers * s.itemsize)
-    places: list[Rows] = [place for place in problem.places if place in ("memory", "disk")] or ["memory"]
+    places: list[Rows] = [place for place in problem.places if place in ("memory", "disk")]
+    if not places:
+        why = "its rows are read at every step, and cannot be made as needed: rows are 'memory' or 'disk'"
+        return [Route(problem.method, "stream", name, seconds + fixed, settings=settings, fits=False, why_not=why)]
     held = {place: work + making + (most if place == "memory" else 0) for place in places}
     place = next((place for place in places if held[place] <= problem.memory), places[-1])
-    return [Route(problem.method, place, name, seconds + fixed, held[place], disk=most if place == "disk" else 0)]
+    return [
+        Route(problem.method, place, name, seconds + fixed, held[place], disk=most if place == "disk" else 0, settings=settings)
+    ]
 
 
 METHOD = Method(

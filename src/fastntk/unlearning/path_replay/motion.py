@@ -20,11 +20,28 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Rows (n, C, m) of all samples at one step of the path, and the lift W⁺ (H, C) of the head there."""
+    """Rows (n, C, m) of all samples at one step of the path, and the lift W⁺ (H, C) of the head there.
+
+    ``columns`` (m,): where they are in rows on disk that hold more, or hold them in another order; None: as they are.
+    """
 
     step: int
     rows: Tensor
     lift: Tensor
+    on_disk: bool = False
+    columns: Tensor | None = None
+
+    def of(self, samples: Tensor) -> Tensor:
+        """Rows of these samples, (B, C, m)."""
+        rows = self.rows[samples]
+        return rows if self.columns is None else rows[:, :, self.columns]
+
+    def cut(self, columns: Tensor) -> Checkpoint:
+        """These columns of the rows: of rows in memory a copy, of rows on disk those of a batch whenever they are read."""
+        if not self.on_disk:
+            return Checkpoint(self.step, self.rows[:, :, columns].contiguous(), self.lift)
+        inside = columns if self.columns is None else self.columns[columns]
+        return Checkpoint(self.step, self.rows, self.lift, on_disk=True, columns=inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +70,7 @@ class RowMotion:
 
     def at(self, step: int, samples: Tensor) -> RowLocal:
         """The motion of these samples at one step."""
-        active = [(share, point.rows[samples], point.lift) for share, point in self._active(step)]
+        active = [(share, point.of(samples), point.lift) for share, point in self._active(step)]
         extra = None if self.correction is None else self.correction.at(step, samples)
         return RowLocal(active, extra)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastntk.base.atomic import scratch_folder
-from fastntk.base.errors import InputError
 from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.tangent.blocks import Block, blocks
@@ -139,7 +138,7 @@ class PathNetwork:
             known = min(deeper)
             seconds += self.seconds[f"rows, depth {known[0]}, epoch {epoch}"]
             points.append(self._cut(self._kept[known], known[0], depth))
-        assert all(point.rows.shape[2] == len(columns.body) for point in points)
+        assert all(point.of(torch.arange(1)).shape[2] == len(columns.body) for point in points)
         return points, seconds
 
     def has_rows(self, depth: int, epochs: Sequence[int]) -> bool:
@@ -155,7 +154,7 @@ class PathNetwork:
         order = wider.argsort()[places]
         back = torch.empty_like(order)
         back[narrow.argsort()] = order
-        return Checkpoint(point.step, point.rows[:, :, back].contiguous(), point.lift)
+        return point.cut(back)
 
     def _rows(self, depth: int, epoch: int, *, place: str, scratch: str | Path | None, chunk: int | None) -> Checkpoint:
         trace, inputs = self.trace, self.run.data.inputs
@@ -176,11 +175,8 @@ class PathNetwork:
         position = torch.empty(engine.subset.numel, dtype=torch.long)
         position[rows.layout.body_columns] = torch.arange(len(rows.layout.body_columns))
         order = position[where]
-        same = torch.equal(order, torch.arange(len(order)))
-        if not same and place != "memory":
-            raise InputError("rows on disk have another order of columns than the trace: give rows='memory'")
-        body = rows.body if same else rows.body[:, :, order].contiguous()
-        return Checkpoint(int(trace.epoch_steps[epoch]), body, self.lift(epoch))
+        point = Checkpoint(int(trace.epoch_steps[epoch]), rows.body, self.lift(epoch), on_disk=place == "disk")
+        return point if torch.equal(order, torch.arange(len(order))) else point.cut(order)
 
     def lift(self, epoch: int) -> Tensor:
         """W⁺ (H, C) of the head at the start of an epoch."""
