@@ -80,7 +80,8 @@ def path_rows(stage: dict[str, int]) -> tuple[MethodRow, ...]:
         path("auto", depth="auto"),
         FAST_NTK,
         REPLAY,
-        path("all, 1 checkpoint", depth="all", checkpoints=1),
+        path("all", depth="all"),
+        path("all, 2 checkpoints, rows only", depth="all", checkpoints=2, exact=0),
         path("all, 2 checkpoints, corrected", depth="all", checkpoints=2, correction=2),
     )
 

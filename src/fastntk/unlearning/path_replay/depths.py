@@ -85,15 +85,18 @@ def only_head(run: Run, trace: Trace) -> str | None:
     return None
 
 
-def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int) -> list[DepthSize]:
-    """The depths that ``auto`` tries: the head, one block, the deepest that ``budget`` of a Retrain still has room for."""
+def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int, *, exact: int = 0) -> list[DepthSize]:
+    """The depths that ``auto`` tries: the head, one block, the deepest that ``budget`` of a Retrain still has room for.
+
+    The last of them has ``exact`` epochs besides its rows.
+    """
     chosen, left = [sizes[0]], budget
-    for wanted in (sizes[1:2], sizes[:1:-1]):
-        found = next((size for size in wanted if size.share(checkpoints, epochs) <= left), None)
+    for wanted, extra in ((sizes[1:2], 0.0), (sizes[:1:-1], exact / max(1, epochs))):
+        found = next((size for size in wanted if size.share(checkpoints, epochs) + extra <= left), None)
         if found is None:
             break
         chosen.append(found)
-        left -= found.share(checkpoints, epochs)
+        left -= found.share(checkpoints, epochs) + extra
     return chosen
 
 

@@ -32,8 +32,8 @@ from fastntk.unlearning.path_replay.network import PathNetwork, network_of
 from fastntk.unlearning.path_replay.replay import Exact, Lanes, replay
 from fastntk.unlearning.path_replay.rewriting import Rewriter
 
-BUDGET = 0.25
-"""Of a Retrain, what ``auto`` may spend on rows."""
+BUDGET = 0.2
+"""Of a Retrain, what ``auto`` may spend on rows and exact epochs."""
 MISS = 0.05
 """How far the replay of all samples may end from the trained weights, over the fine-tuning's own length."""
 CHECKED = 64
@@ -64,7 +64,7 @@ def path_replay(
     ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new
     path the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network
     itself, without the forgotten samples; by default one of twenty, and none at depth ``head``. ``budget``: what ``auto`` may
-    spend on rows, as a share of a Retrain.
+    spend on rows and exact epochs, as a share of a Retrain.
     """
     job = _Job(task, place=_place(task), scratch=scratch, chunk=chunk, exact=_exact(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})
@@ -93,6 +93,7 @@ class _Walk:
     rows_seconds: float
     reused: bool
     corrected: tuple[int, ...]
+    exact: tuple[int, ...]
 
 
 class _Job:
@@ -104,7 +105,7 @@ class _Job:
         self.task, self.run, self.trace, self.split = task, task.run, task.trace, task.split
         self.keep = task.keep.unsqueeze(0)
         self._place, self._scratch, self._chunk = place, scratch, chunk
-        self._exact = exact
+        self.exact = exact
         self._taken: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @property
@@ -133,6 +134,14 @@ class _Job:
             seconds += extra
         return self._walked(size, names, columns, motion, seconds, reused, tuple(points))
 
+    def probe(self, size: DepthSize, epochs: Sequence[int]) -> _Walk:
+        """Replay at one depth from rows alone, without correction and exact epochs: to see how much it changes."""
+        exact, self.exact = self.exact, ()
+        try:
+            return self.walk(size, epochs, ())
+        finally:
+            self.exact = exact
+
     def _walked(
         self,
         size: DepthSize,
@@ -152,7 +161,9 @@ class _Job:
         vector = columns.moved(self.run.subset.get(), lanes, 1)
         trace = rewriter.finish(lanes, vector)
         self._count("replay", started)
-        return _Walk(size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected)
+        return _Walk(
+            size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected, self.exact if names else ()
+        )
 
     def _corrected(
         self, motion: RowMotion, columns: Columns, anchor: dict[str, Tensor], points: Sequence[int]
@@ -182,11 +193,11 @@ class _Job:
 
     def _by_network(self, columns: Columns, motion: RowMotion | None) -> Exact | None:
         """Gradients of the network itself in the epochs where they are asked for; nothing where the body does not move."""
-        if not self._exact or motion is None or len(self.split.forget) == 0:
+        if not self.exact or motion is None or len(self.split.forget) == 0:
             return None
         trace = self.trace
         starts = trace.epoch_steps.tolist()
-        chosen = {step for epoch in self._exact for step in range(starts[epoch], starts[epoch + 1])}
+        chosen = {step for epoch in self.exact for step in range(starts[epoch], starts[epoch + 1])}
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
         recorded = self._recorded(order)
 
@@ -241,7 +252,7 @@ class _Job:
             "left": left,
             "checkpoints": list(epochs) if walk.size.depth else [],
             "correction": list(walk.corrected),
-            "exact": list(self._exact) if walk.size.depth else [],
+            "exact": list(walk.exact),
             "rows_seconds": walk.rows_seconds,
             "rows_reused": walk.reused,
             "climb": climb,
@@ -303,7 +314,7 @@ def _climb(
     job: _Job, sizes: Sequence[DepthSize], budget: float, epochs: Sequence[int], points: Sequence[int]
 ) -> tuple[_Walk, dict[str, Any]]:
     """Deeper and deeper, until a further depth changes the answers by less than two seeds differ, or the budget ends."""
-    ladder = rungs(sizes, _share(budget), len(epochs), job.trace.epochs)
+    ladder = rungs(sizes, _share(budget), len(epochs), job.trace.epochs, exact=len(job.exact))
     assert job.task.route is not None
     planned = job.task.route.settings["depth"]
     if planned != "auto":
@@ -322,7 +333,7 @@ def _climb(
     record["noise"] = rounded(limit)
     answers = job.expected(walk, watch)
     for size in ladder[1:]:
-        deeper = job.walk(size, epochs, points)
+        deeper = job.walk(size, epochs, points) if size is ladder[-1] else job.probe(size, epochs)
         new = job.expected(deeper, watch)
         moved = change(new, answers, watch)
         record["tried"].append(size.depth)
@@ -422,7 +433,8 @@ def _cost(problem: Problem) -> list[Route]:
     epochs = len(path_epochs(options["checkpoints"], problem.trace.epochs, least=1))  # type: ignore[arg-type]
     points = len(path_epochs(options["correction"], problem.trace.epochs, least=0))  # type: ignore[arg-type]
     if chosen == "auto":
-        ladder = rungs(sizes, _share(options["budget"]), epochs, problem.trace.epochs)
+        exact = len(_exact(options["exact"], problem.trace.epochs))  # type: ignore[arg-type]
+        ladder = rungs(sizes, _share(options["budget"]), epochs, problem.trace.epochs, exact=exact)
         return [
             *_routes(problem, ladder, epochs, points, "auto"),
             *(route for size in sizes for route in _routes(problem, [size], epochs, points, _name(size, sizes))),
