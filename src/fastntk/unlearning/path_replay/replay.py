@@ -102,22 +102,11 @@ def replay(
     epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by
     the network's own gradient. With several lanes every step has to retain something in each: see :func:`has_gaps`.
     """
-    facts = trace.facts
     if len(keep) > 1 and bool(has_gaps(trace, keep).any()):
         raise InputError("several lanes need a retained sample in every batch: replay the others alone")
-    recorded, lanes = _start(trace, anchor, 1, motion), _start(trace, anchor, len(keep), motion)
-    origin = recorded.values.clone()
-    optimizers = [rebuild(facts.optimizer, facts.options, [each.values]) for each in (recorded, lanes)]
-    mask = torch.cat([torch.ones(1, keep.shape[1], dtype=torch.bool), keep]).to(origin.dtype)
-    labels = trace.listed.labels
-    both = _joined(recorded, lanes)
+    stack = _Stack(trace, anchor, keep, motion)
     copies: dict[int, Lanes] = {}
-    epochs = trace.epoch_steps.tolist()
-    bounds = trace.bounds.tolist()
-    rates, clips = trace.rates.tolist(), trace.clips.tolist()
-    constant = anchor.get("constant")
-    grads = torch.zeros_like(both.values)
-    shaped = _views(grads, facts.classes, facts.features, both.bias is not None)
+    epochs, bounds = trace.epoch_steps.tolist(), trace.bounds.tolist()
     for epoch in track(range(trace.epochs), description):
         first, last = epochs[epoch], epochs[epoch + 1]
         other: tuple[Tensor, Tensor] | None = None
@@ -126,61 +115,113 @@ def replay(
             other = trace.visited[bounds[first] : bounds[last]][turn], trace.features.read(bounds[first], bounds[last])[turn]
         for step in range(first, last):
             if step in points:
-                copies[step] = _copied(both)
+                copies[step] = _copied(stack.lanes)
             start, stop = bounds[step], bounds[step + 1]
             if other is None:
                 samples, h = trace.visited[start:stop], trace.features.read(start, stop)
             else:
                 samples, h = (part[start - bounds[first] : stop - bounds[first]] for part in other)
-            weight = mask[:, samples]
-            count = weight.sum(1, keepdim=True)
-            skipped = bool((count[1:] == 0).any())
-            weight = weight / count.clamp_min(1)
-            h = h.to(origin.dtype)
-            local = None if motion is None else motion.at(step, samples)
-            features = h.expand(len(both.values), *h.shape)
-            if local is not None:
-                features = features + local.forward(both.body - both.body[:1])
-            logits = torch.baddbmm(_offset(both, constant), features, both.head.transpose(1, 2))
-            residual = _residual(logits, labels[samples], facts.loss) * weight.unsqueeze(2)
-            torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
-            if shaped.bias is not None:
-                torch.sum(residual, 1, out=shaped.bias)
-            body = None
-            if local is not None:
-                body = local.backward(residual @ both.head)
-                if order is None:
-                    assert trace.gradients is not None
-                    assert motion is not None
-                    body = body + (trace.gradients[step][motion.columns] - body[:1])
-                shaped.body.copy_(body)
-            if exact is not None and not skipped:
-                kept = keep[0][samples]
-                true = exact(step, samples[kept], both)
-                if true is not None:
-                    grads[1], seen = true
-                    features = features.clone()
-                    features[1][kept] = seen
-                    body = None if body is None else torch.stack([body[0], shaped.body[1]])
+            features, body = stack.look(step, samples, h, recorded=order is None)
+            if exact is not None and not stack.empty:
+                features, body = stack.look_exactly(step, samples, features, body, exact)
             if observe is not None:
-                observe(step, samples, features, body, both)
-            total = grads * clips[step] if clips[step] != 1 else grads
-            if facts.penalty:
-                total = total + facts.penalty * (both.values - origin)
-            for optimizer, values, part in zip(optimizers, (recorded.values, lanes.values), (total[:1], total[1:])):
-                if values is lanes.values and skipped:
-                    continue
-                values.grad = part
-                optimizer.param_groups[0]["lr"] = rates[step]
-                optimizer.step()
-            both = _joined(recorded, lanes, into=both)
+                observe(step, samples, features, body, stack.lanes)
+            stack.advance(step)
     if trace.steps in points:
-        copies[trace.steps] = _copied(both)
-    if not bool(torch.isfinite(both.values).all()):
+        copies[trace.steps] = _copied(stack.lanes)
+    if not bool(torch.isfinite(stack.lanes.values).all()):
         raise DivergedError(
             "The replay along the recorded path diverged. A shallower depth moves fewer parameters: try depth='head'."
         )
-    return Replayed(both, copies)
+    return Replayed(stack.lanes, copies)
+
+
+class _Stack:
+    """All lanes, their gradients at the step at hand, their optimisers. ``empty``: whether that step leaves the lanes nothing."""
+
+    def __init__(self, trace: Trace, anchor: dict[str, Tensor], keep: Tensor, motion: Motion | None) -> None:
+        self._trace, self._keep, self._motion = trace, keep, motion
+        facts = trace.facts
+        self._parts = _start(trace, anchor, 1, motion), _start(trace, anchor, len(keep), motion)
+        self._optimizers = [rebuild(facts.optimizer, facts.options, [part.values]) for part in self._parts]
+        self.lanes = _joined(*self._parts)
+        self._origin = self._parts[0].values.clone()
+        self._mask = torch.cat([torch.ones(1, keep.shape[1], dtype=torch.bool), keep]).to(self._origin.dtype)
+        self._grads = torch.zeros_like(self.lanes.values)
+        self._shaped = _views(self._grads, facts.classes, facts.features, self.lanes.bias is not None)
+        self._constant = anchor.get("constant")
+        self._rates, self._clips = trace.rates.tolist(), trace.clips.tolist()
+        self.empty = False
+
+    def look(self, step: int, samples: Tensor, h: Tensor, *, recorded: bool) -> tuple[Tensor, Tensor | None]:
+        """The model's gradients at a batch; returns features (L, B, H) and the body's gradients (L, m).
+
+        ``recorded``: the batch is that of the step, so what the model misses on the recorded path is known.
+        """
+        facts, lanes, shaped = self._trace.facts, self.lanes, self._shaped
+        weight = self._mask[:, samples]
+        count = weight.sum(1, keepdim=True)
+        self.empty = bool((count[1:] == 0).any())
+        weight = (weight / count.clamp_min(1)).unsqueeze(2)
+        h = h.to(self._origin.dtype)
+        labels = self._trace.listed.labels[samples]
+        features = h.expand(len(lanes.values), *h.shape)
+        if self._motion is None:
+            # The features are the same in all lanes: one product for all heads.
+            classes, width = lanes.head.shape[1:]
+            outputs = (h @ lanes.head.reshape(-1, width).T).view(len(h), -1, classes).transpose(0, 1)
+            residual = _residual(outputs + self._offset, labels, facts.loss) * weight
+            shaped.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
+            body = None
+        else:
+            local = self._motion.at(step, samples)
+            features = features + local.forward(lanes.body - lanes.body[:1])
+            outputs = torch.baddbmm(self._offset, features, lanes.head.transpose(1, 2))
+            residual = _residual(outputs, labels, facts.loss) * weight
+            torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
+            body = local.backward(residual @ lanes.head)
+            if recorded:
+                assert self._trace.gradients is not None
+                body = body + (self._trace.gradients[step][self._motion.columns] - body[:1])
+            shaped.body.copy_(body)
+        if shaped.bias is not None:
+            torch.sum(residual, 1, out=shaped.bias)
+        return features, body
+
+    def look_exactly(
+        self, step: int, samples: Tensor, features: Tensor, body: Tensor | None, exact: Exact
+    ) -> tuple[Tensor, Tensor | None]:
+        """The network's own gradient at lane 1 instead of the model's, where it has one for this step."""
+        kept = self._keep[0][samples]
+        true = exact(step, samples[kept], self.lanes)
+        if true is None:
+            return features, body
+        self._grads[1], seen = true
+        features = features.clone()
+        features[1][kept] = seen
+        return features, None if body is None else torch.stack([body[0], self._shaped.body[1]])
+
+    def advance(self, step: int) -> None:
+        """One step of the optimisers; lanes that have nothing in the batch stay where they are, as a training would."""
+        facts, lanes = self._trace.facts, self.lanes
+        total = self._grads * self._clips[step] if self._clips[step] != 1 else self._grads
+        if facts.penalty:
+            total = total + facts.penalty * (lanes.values - self._origin)
+        for optimizer, part, gradient in zip(self._optimizers, self._parts, (total[:1], total[1:])):
+            if part is self._parts[1] and self.empty:
+                continue
+            part.values.grad = gradient
+            optimizer.param_groups[0]["lr"] = self._rates[step]
+            optimizer.step()
+        torch.cat([part.values for part in self._parts], out=lanes.values)
+
+    @property
+    def _offset(self) -> Tensor:
+        lanes = self.lanes
+        if lanes.bias is not None:
+            return lanes.bias.unsqueeze(1)
+        zero = torch.zeros(lanes.head.shape[1]).to(lanes.values) if self._constant is None else self._constant
+        return zero.expand(len(lanes.values), 1, -1)
 
 
 def has_gaps(trace: Trace, keep: Tensor) -> Tensor:
@@ -205,13 +246,6 @@ def _residual(logits: Tensor, labels: Tensor, loss: str) -> Tensor:
     raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
 
 
-def _offset(lanes: Lanes, constant: Tensor | None) -> Tensor:
-    if lanes.bias is not None:
-        return lanes.bias.unsqueeze(1)
-    zero = torch.zeros(lanes.head.shape[1]).to(lanes.values) if constant is None else constant
-    return zero.expand(len(lanes.values), 1, -1)
-
-
 def _start(trace: Trace, anchor: dict[str, Tensor], count: int, motion: Motion | None) -> Lanes:
     parts = [anchor["head"].reshape(-1)]
     if "bias" in anchor:
@@ -229,10 +263,7 @@ def _views(values: Tensor, classes: int, features: int, bias: bool) -> Lanes:
     return Lanes(values, head, values[:, size:rest] if bias else None, values[:, rest:])
 
 
-def _joined(recorded: Lanes, lanes: Lanes, *, into: Lanes | None = None) -> Lanes:
-    if into is not None:
-        torch.cat([recorded.values, lanes.values], out=into.values)
-        return into
+def _joined(recorded: Lanes, lanes: Lanes) -> Lanes:
     classes, features = recorded.head.shape[1:]
     return _views(torch.cat([recorded.values, lanes.values]), classes, features, recorded.bias is not None)
 
