@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.base.progress import track
+from fastntk.training.losses import loss_residual
 from fastntk.training.optimizers import rebuild
 from fastntk.training.trace import Trace
 
@@ -142,7 +143,7 @@ def replay(
             if local is not None:
                 features = features + local.forward(both.body - both.body[:1])
             logits = torch.baddbmm(_offset(both, constant), features, both.head.transpose(1, 2))
-            residual = _residual(logits, labels[samples], facts.loss) * weight.unsqueeze(2)
+            residual = loss_residual(logits, labels[samples], facts.loss, smoothing=facts.smoothing) * weight.unsqueeze(2)
             torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
             if shaped.bias is not None:
                 torch.sum(residual, 1, out=shaped.bias)
@@ -191,18 +192,6 @@ def has_gaps(trace: Trace, keep: Tensor) -> Tensor:
         counts = torch.cat([torch.zeros(1, dtype=torch.long), row[trace.visited].long().cumsum(0)])
         gaps[lane] = bool((counts[trace.bounds[1:]] == counts[starts]).any())
     return gaps
-
-
-def _residual(logits: Tensor, labels: Tensor, loss: str) -> Tensor:
-    """The gradient of each sample's loss by its logits, (L, B, C)."""
-    if loss == "cross-entropy":
-        residual = logits.softmax(2)
-        residual[:, torch.arange(len(labels)), labels] -= 1
-        return residual
-    if loss == "squared":
-        classes = logits.shape[2]
-        return logits - (torch.nn.functional.one_hot(labels, classes).to(logits) - 1.0 / classes)
-    raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
 
 
 def _offset(lanes: Lanes, constant: Tensor | None) -> Tensor:
