@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WAIT = "OMP_WAIT_POLICY"
 COMPARISON = "comparison"
+PATHS = ("path", "augmented")
+"""Experiments that :mod:`lab.path` runs."""
 PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
 
 
@@ -49,9 +51,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
     run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
-    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path)")
-    run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path)")
-    run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path)")
+    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path, augmented)")
+    run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path, augmented)")
+    run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
     pages = commands.add_parser("pages", help="write pages from the records")
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
@@ -67,15 +69,20 @@ def _run(options: argparse.Namespace) -> int:
 
     from fastntk.base.errors import InputError
     from fastntk.base.progress import show_progress
+    from fastntk.reproduce.experiment import open_experiment
     from fastntk.reproduce.runner import plan, run_steps
     from lab import path, single
+    from lab.augmented import open_own
 
     if options.threads is not None:
         if options.threads < 1:
             raise InputError(f"--threads must be at least 1, got {options.threads}.")
         torch.set_num_threads(options.threads)
-    if options.name != "path" and (options.seeds or options.rows or options.finish):
-        raise InputError("--seeds, --rows and --finish are options of 'run path'; the other experiments run all that is missing.")
+    if options.name not in PATHS and (options.seeds or options.rows or options.finish):
+        raise InputError(
+            f"--seeds, --rows and --finish are options of 'run' with {' and '.join(PATHS)}; the other experiments run all "
+            "that is missing."
+        )
     work = options.work or options.out / "work"
     if options.name == COMPARISON and not options.plan:
         from lab.comparison import tune
@@ -87,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
     if unknown:
         raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
     settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
-    if options.name == "path":
+    if options.name in PATHS:
         for setting in settings:
             path.run(
                 setting,
@@ -98,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
                 rows=options.rows,
                 only_plan=options.plan,
                 only_finish=options.finish,
+                opening=open_own if options.name == "augmented" else open_experiment,
             )
         return 0
     if options.name in ("single", "single-path"):
@@ -142,6 +150,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     """The files of one of :data:`PAGES`, by where they go; pages that are filled in have to be there."""
     from fastntk.reproduce.records import setting_folder
     from lab.architecture_table import architecture_table
+    from lab.augmented import AUGMENTED
     from lab.comparison_page import FIGURE, comparison_figure, comparison_page
     from lab.development_page import development_page
     from lab.expectation import expectation_table
@@ -161,7 +170,8 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
     if name == "path":
-        return {docs / "results-path.md": path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], out=out).encode()}
+        text = path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], augmented=(AUGMENTED,), out=out)
+        return {docs / "results-path.md": text.encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -66,9 +66,13 @@ def run(
     rows: Sequence[str] | None = None,
     only_plan: bool = False,
     only_finish: bool = False,
+    opening: Callable[..., Experiment] = open_experiment,
     say: Say = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
-    """Make the entries that are missing, of these seeds and rows (default: all), then what needs several seeds."""
+    """Make the entries that are missing, of these seeds and rows (default: all), then what needs several seeds.
+
+    ``opening``: what makes the experiment, by default one that trains by the setting's recipe.
+    """
     chosen = _chosen(setting, seeds, rows)
     folder = seed_folder(out, setting)
     if not only_finish:
@@ -82,7 +86,7 @@ def run(
         if only_plan:
             return
         if todo:
-            experiment = open_experiment(setting, shared=shared, work=work)
+            experiment = opening(setting, shared=shared, work=work)
             for seed, missing in todo.items():
                 PathSeed(experiment, seed, folder / f"seed{seed}.json", say=say).do(missing)
     path = write_between(setting, out=out, models=vector_folder(setting, work))

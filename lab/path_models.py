@@ -9,10 +9,8 @@ may have been made with another number of threads.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,9 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest, tensor_digest
 from fastntk.reproduce.experiment import Experiment, Trained, read_vector, write_vector
 from fastntk.reproduce.setting import Request
-from fastntk.training.fitting import fit
 from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.training.trace_folder import read_trace
-from fastntk.unlearning.baselines.retrain import retrain_in_place
 
 SCHEMA = "fastntk-path/1"
 """Of a seed's record."""
@@ -66,11 +62,7 @@ def traced_fit(experiment: Experiment, seed: int) -> tuple[Trained, bool]:
     path.unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
-    experiment.subset.set(experiment.anchor)
-    wall, cpu = time.perf_counter(), time.process_time()
-    run = fit(experiment.model, experiment.subset, experiment.samples, experiment.setting.recipe_for(seed), trace=folder)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    trained = Trained(run.subset.get(), wall, cpu, torch.get_num_threads())
+    trained = experiment.train(seed, None, trace=folder)
     write_vector(path, trained, identity=experiment.identity)
     return trained, True
 
@@ -84,20 +76,17 @@ def fresh_run(experiment: Experiment, seed: int, trained: Trained, *, verify: bo
     """The recorded run with a model and a trace of its own: nothing that an earlier request computed is in it."""
     model = experiment.model_with(trained.vector)
     trace = read_trace(trace_folder(experiment, seed), verify=verify)
-    recipe = experiment.setting.recipe_for(seed)
+    recipe = experiment.recipe_of(seed)
     return Run(model, experiment.subset.on(model), experiment.anchor, experiment.samples, recipe=recipe, trace=trace)
 
 
 def timed_retrain(experiment: Experiment, request: Request, seed: int) -> dict[str, Any]:
     """Seconds of a Retrain, from its first epochs (same batches), run here and now; JSON-able."""
-    whole = experiment.setting.recipe_for(seed)
-    recipe = dataclasses.replace(whole, epochs=min(TIMED_EPOCHS, whole.epochs))
-    keep = experiment.split(request).keep
-    wall, cpu = time.perf_counter(), time.process_time()
-    retrain_in_place(experiment.model, experiment.subset, experiment.anchor, experiment.samples, keep, recipe, seed=None)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    scale = whole.epochs / max(1, recipe.epochs)
-    return {"wall": wall * scale, "cpu": cpu * scale, "epochs_timed": recipe.epochs, "threads": torch.get_num_threads()}
+    whole = experiment.setting.recipe.epochs
+    epochs = min(TIMED_EPOCHS, whole)
+    part = experiment.train(seed, experiment.split(request).keep, epochs=epochs)
+    scale = whole / max(1, epochs)
+    return {"wall": part.wall * scale, "cpu": part.cpu * scale, "epochs_timed": epochs, "threads": part.threads}
 
 
 def outputs_of(experiment: Experiment, request: Request, vector: Tensor, path: Path) -> Outputs:

@@ -33,6 +33,7 @@ WANTED = (
     Wanted("resnet20-", "last stage", first=0.2, same=1.3, others=1.5),
     Wanted("resnet20-", BEST, next=0.06, same=0.7, others=1.15),
     Wanted("resnet20-", BEST, u_lira=0.75, kind="class"),
+    Wanted("augmented", "head", same=1.0, others=1.25),
     Wanted("mobilenetv2-", BEST, next=0.06, same=1.0, others=1.3, recovered=(0.95, 1.05)),
 )
 

@@ -3,7 +3,8 @@
 ``UNLEARNING`` is reported; it shares settings and records with the paper's tables (:mod:`fastntk.reproduce.cells`).
 ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
 draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time. ``PATH`` replays recorded fine-tunings to
-several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time.
+several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time, ``AUGMENTED`` (:mod:`lab.augmented`) for a
+training loop of one's own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from fastntk.reproduce.cells import MOBILENET, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting
+from lab.augmented import AUGMENTED
 
 CORE = (FULL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
 REQUESTS = (Request("class", 0), Request("class", 3), Request("random", 0.1, draw_seed=0))
@@ -131,4 +133,5 @@ EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
     "single": SINGLE,
     "path": PATH,
     "single-path": SINGLE_PATH,
+    "augmented": (AUGMENTED,),
 }

@@ -28,6 +28,7 @@ def test_no_records_no_figures(tmp_path: Path) -> None:
 
 def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     """`make tables` again, byte for byte."""
+    from lab.augmented import AUGMENTED
     from lab.development_page import development_page
     from lab.path_page import path_page
     from lab.settings import DEVELOPMENT, PATH, SINGLE, SINGLE_PATH
@@ -43,7 +44,8 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     text = page(UNLEARNING, single=SINGLE, out=results)
     assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")
-    assert path_page(PATH, single=SINGLE_PATH, out=results) == (ROOT / "docs" / "results-path.md").read_text("utf-8")
+    text = path_page(PATH, single=SINGLE_PATH, augmented=(AUGMENTED,), out=results)
+    assert text == (ROOT / "docs" / "results-path.md").read_text("utf-8")
 
 
 def test_the_architecture_in_numbers_is_what_the_records_say() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lab.augmented import AUGMENTED
 from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, timed_retrain, traced_fit
 from lab.path_page import COLUMNS, path_page
 from lab.path_rows import PathRecords
@@ -233,7 +234,7 @@ def test_targets_are_held_against_what_was_measured(tmp_path: Path, shared_work:
 
 def test_targets_name_rows_that_exist() -> None:
     for wanted in WANTED:
-        settings = [setting for setting in PATH if setting.name.startswith(wanted.settings)]
+        settings = [setting for setting in (*PATH, AUGMENTED) if setting.name.startswith(wanted.settings)]
         assert settings
         assert all(wanted.row in [row.label for row in setting.methods] for setting in settings)
 

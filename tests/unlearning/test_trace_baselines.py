@@ -322,10 +322,10 @@ def test_costs_count_the_samples_that_gradients_are_taken_of(monkeypatch: pytest
     run, seen = made(replace(ADAM, batch_size=6)), 0
     inner = F.cross_entropy
 
-    def counting(outputs: Tensor, labels: Tensor) -> Tensor:
+    def counting(outputs: Tensor, labels: Tensor, **options: float) -> Tensor:
         nonlocal seen
         seen += len(outputs) * outputs.requires_grad
-        return inner(outputs, labels)
+        return inner(outputs, labels, **options)
 
     monkeypatch.setattr("torch.nn.functional.cross_entropy", counting)
     for method, options in (

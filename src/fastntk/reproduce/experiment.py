@@ -13,6 +13,7 @@ share with one another only what no training of an experiment changes.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from fastntk.reproduce.loading import chosen_classes, load_rest
 from fastntk.reproduce.methods import needs_trace
 from fastntk.reproduce.setting import REST, Request, Setting, locate, slug
 from fastntk.training.fitting import fit
+from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.training.trace_folder import read_trace
@@ -86,8 +88,12 @@ class Experiment:
         vector = self.fitted(seed).vector
         trace = self.trace(seed) if traced or (traced is None and self.traced) else None
         model = self.model_with(vector)
-        recipe = self.setting.recipe_for(seed)
+        recipe = self.recipe_of(seed)
         return Run(model, self.subset.on(model), self.anchor, self.samples, recipe=recipe, trace=trace)
+
+    def recipe_of(self, seed: int) -> Recipe | None:
+        """What a seed's run says of its training; None where no recipe describes it."""
+        return self.setting.recipe_for(seed)
 
     def trace(self, seed: int) -> Trace:
         """The recorded path of a seed's fine-tuning: read, or recorded by training once more, and kept."""
@@ -133,9 +139,14 @@ class Experiment:
         identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
         return self._read_or_train(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
 
-    def train(self, seed: int, keep: Tensor | None, *, trace: Path | None = None) -> Trained:
-        """Train from the anchor, on the kept samples; on all of them the path may be recorded into ``trace``, a new folder."""
+    def train(self, seed: int, keep: Tensor | None, *, trace: Path | None = None, epochs: int | None = None) -> Trained:
+        """Train from the anchor, on the kept samples; on all of them the path may be recorded into ``trace``, a new folder.
+
+        ``epochs``: instead of the setting's own number.
+        """
         recipe = self.setting.recipe_for(seed)
+        if epochs is not None:
+            recipe = dataclasses.replace(recipe, epochs=epochs)
         wall, cpu = time.perf_counter(), time.process_time()
         if keep is None:
             self.subset.set(self.anchor)

@@ -42,10 +42,10 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     return recipe.lr * factor[recipe.schedule]
 
 
-def batch_loss(outputs: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Mean loss of a batch: ``outputs`` (b, C), ``labels`` (b,)."""
+def batch_loss(outputs: Tensor, labels: Tensor, recipe: Recipe, *, smoothing: float = 0.0) -> Tensor:
+    """Mean loss of a batch: ``outputs`` (b, C), ``labels`` (b,). ``smoothing``: of the labels, for the cross-entropy."""
     if recipe.loss == "cross-entropy":
-        return torch.nn.functional.cross_entropy(outputs, labels)
+        return torch.nn.functional.cross_entropy(outputs, labels, label_smoothing=smoothing)
     targets = torch.nn.functional.one_hot(labels, outputs.shape[1]).to(outputs) - 1.0 / outputs.shape[1]
     return 0.5 * (outputs - targets).square().sum(1).mean()
 

@@ -40,7 +40,8 @@ class TraceFacts:
     tuned ones that are not (an earlier request left them where they were, or there was no room).
 
     ``optimizer``: the name of a class of ``torch.optim``; ``options``: its arguments but the rate. ``penalty``: strength of the
-    pull towards the anchor. ``trained``, ``anchor``: digests of the tuned vector at the end and at the start.
+    pull towards the anchor. ``trained``, ``anchor``: digests of the tuned vector at the end and at the start. ``smoothing``: of
+    the labels, as in ``torch.nn.CrossEntropyLoss(label_smoothing=…)``; traces that do not name it have none.
     """
 
     classes: int
@@ -56,6 +57,7 @@ class TraceFacts:
     anchor: str
     trained: str
     requests: int = 0
+    smoothing: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
+from fastntk.training.losses import loss_residual
 from fastntk.training.optimizers import rebuild
 from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
@@ -76,7 +77,8 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
             head = weights[slices[facts.head_weight]].view(facts.classes, facts.features)
             bias = fixed if facts.head_bias is None else weights[slices[facts.head_bias]]
             outputs = F.linear(features, head, bias)
-            residual = loss_residual(outputs, labels[samples].to(outputs.device), facts.loss) / len(samples)
+            wanted = labels[samples].to(outputs.device)
+            residual = loss_residual(outputs, wanted, facts.loss, smoothing=facts.smoothing) / len(samples)
             gradient = torch.zeros_like(weights)
             gradient[body] = trace.gradients[number].to(weights)
             gradient[slices[facts.head_weight]] = (residual.T @ features).reshape(-1)
@@ -84,16 +86,6 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
                 gradient[slices[facts.head_bias]] = residual.sum(0)
             path.step(number, gradient)
             yield PathStep(number, samples, weights, gradient, path.values.clone())
-
-
-def loss_residual(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
-    """The gradient of each sample's loss by its logits, (B, C)."""
-    wanted = F.one_hot(labels, outputs.shape[1]).to(outputs)
-    if loss == "cross-entropy":
-        return outputs.softmax(1) - wanted
-    if loss == "squared":
-        return outputs - (wanted - 1.0 / outputs.shape[1])
-    raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
 
 
 def _fixed_bias(subset: Subset, head_weight: str) -> Tensor | None:

@@ -204,7 +204,8 @@ class PathNetwork:
         try:
             with torch.enable_grad():
                 outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
-                loss = batch_loss(outputs, self.run.data.labels[positions], Recipe(loss=self.trace.facts.loss))  # type: ignore[arg-type]
+                labels, facts = self.run.data.labels[positions], self.trace.facts
+                loss = batch_loss(outputs, labels, Recipe(loss=facts.loss), smoothing=facts.smoothing)  # type: ignore[arg-type]
                 gradients = torch.autograd.grad(loss, list(parameters.values()))
         finally:
             hook.remove()

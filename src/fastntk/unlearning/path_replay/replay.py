@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.base.progress import track
+from fastntk.training.losses import loss_residual
 from fastntk.training.optimizers import rebuild
 from fastntk.training.trace import Trace
 
@@ -170,14 +171,14 @@ class _Stack:
             # The features are the same in all lanes: one product for all heads.
             classes, width = lanes.head.shape[1:]
             outputs = (h @ lanes.head.reshape(-1, width).T).view(len(h), -1, classes).transpose(0, 1)
-            residual = _residual(outputs + self._offset, labels, facts.loss) * weight
+            residual = loss_residual(outputs + self._offset, labels, facts.loss, smoothing=facts.smoothing) * weight
             shaped.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
             body = None
         else:
             local = self._motion.at(step, samples)
             features = features + local.forward(lanes.body - lanes.body[:1])
             outputs = torch.baddbmm(self._offset, features, lanes.head.transpose(1, 2))
-            residual = _residual(outputs, labels, facts.loss) * weight
+            residual = loss_residual(outputs, labels, facts.loss, smoothing=facts.smoothing) * weight
             torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
             body = local.backward(residual @ lanes.head)
             if recorded:
@@ -232,18 +233,6 @@ def has_gaps(trace: Trace, keep: Tensor) -> Tensor:
         counts = torch.cat([torch.zeros(1, dtype=torch.long), row[trace.visited].long().cumsum(0)])
         gaps[lane] = bool((counts[trace.bounds[1:]] == counts[starts]).any())
     return gaps
-
-
-def _residual(logits: Tensor, labels: Tensor, loss: str) -> Tensor:
-    """The gradient of each sample's loss by its logits, (L, B, C)."""
-    if loss == "cross-entropy":
-        residual = logits.softmax(2)
-        residual[:, torch.arange(len(labels)), labels] -= 1
-        return residual
-    if loss == "squared":
-        classes = logits.shape[2]
-        return logits - (torch.nn.functional.one_hot(labels, classes).to(logits) - 1.0 / classes)
-    raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
 
 
 def _start(trace: Trace, anchor: dict[str, Tensor], count: int, motion: Motion | None) -> Lanes:
