@@ -9,7 +9,7 @@ from typing import Literal
 from fastntk.reproduce.setting import Request
 from lab.path_rows import PathRecords, PathRow
 
-BEST = "all, 3 checkpoints, corrected"
+BEST = "all, 2 checkpoints, corrected"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Wanted:
 WANTED = (
     Wanted("vit-", "head", first=0.02, same=0.1, recovered=(0.95, 1.05)),
     Wanted("resnet20-", "head", first=0.03),
-    Wanted("resnet20-", "last stage", first=0.2, same=1.3, others=1.5),
+    Wanted("resnet20-", "auto", first=0.2, same=1.3, others=1.5),
     Wanted("resnet20-", BEST, next=0.06, same=0.7, others=1.15),
     Wanted("resnet20-", BEST, u_lira=0.75, kind="class"),
     Wanted("augmented", "head", same=1.0, others=1.25),

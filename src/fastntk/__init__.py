@@ -2,8 +2,8 @@
 
 model  = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
 subset = fastntk.tune(model, "norm+head")
-run    = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=20))
-result = fastntk.unlearn(run, classes=[0], method="tangent-replay")
+run    = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=20), trace=True)
+result = fastntk.unlearn(run, classes=[0])
 record = fastntk.audit(run, result, holdout=holdout, reference="retrain")
 
 Names are imported on first use, so that ``import fastntk`` and ``fastntk --help`` do not wait for torch.

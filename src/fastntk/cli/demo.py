@@ -34,9 +34,9 @@ RECORD = "demo.json"
 EPOCHS = 10
 DIGIT, IMAGES = 0, 20
 TANGENT = ("fast-ntk", "tangent-replay")
-METHODS = ("full", "retrain", *TANGENT, "max-loss", "random-label")
-METHODS_SINGLE = ("full", "retrain", *TANGENT)
-REPORTED = "tangent-replay"
+METHODS = ("full", "retrain", "path-replay", *TANGENT, "max-loss", "random-label")
+METHODS_SINGLE = ("full", "retrain", "path-replay", *TANGENT)
+REPORTED = "path-replay"
 RESULTS = ("result", "result-images")
 
 
@@ -87,7 +87,10 @@ def demo(
             [_cells(row) for row in request["rows"]],
             title=request["title"],
         )
-    output.say("retrain is the reference; fast-ntk and tangent-replay include the rows, made once for both requests.")
+    output.say(
+        "retrain is the reference. path-replay walks along the recorded fine-tuning (it picks its depth by itself); fast-ntk and "
+        "tangent-replay include the rows, made once for both requests."
+    )
     for request, page in zip(requests, reports):
         output.say(f"{request['title']}, {REPORTED}: {request['verdict']}. Report: {page}")
     output.finish(
@@ -108,13 +111,13 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Sam
     holdout = load_source(HOLDOUT, spec=input_spec(subset.model), classes=samples.classes)
     announce(output, f"{MODEL}, weights {WEIGHTS}", subset=subset, samples=samples, recipe=recipe, source=SOURCE)
     before = accuracy_row("before fine-tuning", subset.model, train=samples, holdout=holdout)
-    run = dataclasses.replace(fit(subset.model, subset, samples, recipe), source=SOURCE)
+    run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=True), source=SOURCE)
     save_run(run, folder)
     return run, holdout, [before, accuracy_row("fine-tuned", run.model, train=samples, holdout=holdout)]
 
 
 def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> list[dict[str, Any]]:
-    """Both requests by every method, from one linearisation; keep, audit and report each request's tangent replay."""
+    """Both requests by every method, rows made once for both; keep, audit and report each request's path replay."""
     from fastntk.tangent.linearisation import linearise_run
     from fastntk.unlearning import unlearn
 

@@ -40,8 +40,9 @@ class TraceFacts:
     tuned ones that are not (an earlier request left them where they were, or there was no room).
 
     ``optimizer``: the name of a class of ``torch.optim``; ``options``: its arguments but the rate. ``penalty``: strength of the
-    pull towards the anchor. ``trained``, ``anchor``: digests of the tuned vector at the end and at the start. ``smoothing``: of
-    the labels, as in ``torch.nn.CrossEntropyLoss(label_smoothing=…)``; traces that do not name it have none.
+    pull towards the anchor. ``smoothing``: of labels. ``trained``, ``anchor``: digests of the tuned vector at the end and at the
+    start. ``requests``: how many rewrote the path since it was recorded; ``drift``: by how much their predictions missed the
+    network's, added up (mean total variation).
     """
 
     classes: int
@@ -57,6 +58,7 @@ class TraceFacts:
     anchor: str
     trained: str
     requests: int = 0
+    drift: float = 0.0
     smoothing: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:

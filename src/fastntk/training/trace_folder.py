@@ -51,6 +51,9 @@ def seal_trace(trace: Trace, folder: Path, digests: dict[str, str]) -> str:
     header["seal"] = json_digest(header)
     text = json.dumps(header, indent=1) + "\n"
     (folder / HEADER).write_text(text, "utf-8")
+    for path in folder.iterdir():  # what a trace says of the samples is for its owner alone
+        path.chmod(0o600)
+    folder.chmod(0o700)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

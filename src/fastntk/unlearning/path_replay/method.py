@@ -7,6 +7,7 @@ all that is tuned. The formulas are in :mod:`fastntk.unlearning.path_replay.repl
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -259,13 +260,13 @@ class _Job:
             "next_depth": _next_depth(walk.size, sizes, len(epochs), self.trace.epochs),
             "trace": self.trace.summary(),
             "replay_miss": self._miss(walk),
-            "validity": self._validity(walk, validate=validate),
         }
+        trace, details["chain"], details["validity"] = self._checked(walk, validate=validate)
         if left:
             details["note"] = (
                 f"{len(left)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"
             )
-        return Outcome(walk.vector, details, trace=walk.trace)
+        return Outcome(walk.vector, details, trace=trace)
 
     def _miss(self, walk: _Walk) -> float:
         """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
@@ -279,24 +280,45 @@ class _Job:
             ended[columns.body] = walk.lanes.body[0]
         return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
 
-    def _validity(self, walk: _Walk, *, validate: bool) -> dict[str, Any]:
-        """Does the trace lead to the trained weights, and does the network do what the replay said?"""
+    def _checked(self, walk: _Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
+        """Does the trace lead to the trained weights, does the network do what the replay said, do the errors of requests in a row
+        add up? Returns the new trace, what is known of the chain, and the verdict."""
         miss = self._miss(walk)
         reasons = []
         if miss > MISS:
             reasons.append(f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way")
         evidence: dict[str, Any] = {"replay_miss": miss, "thresholds": {"replay_miss": MISS, "retrain": RETRAIN}}
+        drift = self.trace.facts.drift
         if walk.size.depth and validate and self.run.samples is not None:
             started = time.perf_counter()
-            errors = self._errors(walk)
+            errors, apart = self._errors(walk)
             self._count("validity", started)
             evidence["error"] = errors
+            drift += apart
             if errors.get("retain", 0.0) > RETRAIN:
                 reasons.append(f"the network does not follow the prediction (error {errors['retain']:.2f} on retained samples)")
-        return {"verdict": "retrain instead" if reasons else "ok", "reasons": reasons, "step_length": 1.0, **evidence}
+        facts = dataclasses.replace(walk.trace.facts, drift=drift)
+        chain: dict[str, Any] = {"requests": facts.requests, "drift": drift, "noise": None}
+        if self.trace.facts.requests and drift:
+            chain["noise"] = self._noise(watched(self.trace, self.split))["retain"]
+            if drift > chain["noise"]:
+                reasons.append(
+                    f"the errors of {facts.requests} requests in a row add up to {drift:.3f} of total variation, more than two "
+                    f"seeds differ ({chain['noise']:.3f}): ask the run they began with for all of them at once"
+                )
+        verdict = {"verdict": "retrain instead" if reasons else "ok", "reasons": reasons, "step_length": 1.0, **evidence}
+        return dataclasses.replace(walk.trace, facts=facts), chain, verdict
 
-    def _errors(self, walk: _Walk) -> dict[str, float]:
-        """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set."""
+    def _noise(self, watch: Watched) -> dict[str, float]:
+        """How far two seeds would be apart, from the trace alone."""
+        started = time.perf_counter()
+        figures = noise(self.run, self.trace, watch, self.keep[0])
+        self._count("noise", started)
+        return figures
+
+    def _errors(self, walk: _Walk) -> tuple[dict[str, float], float]:
+        """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set; and the mean total
+        variation of actual and predicted answers on the retained ones."""
         watch = watched(self.trace, self.split, most=CHECKED)
         theta = self.run.subset.get()
         before, _ = self.network.features(theta, watch.positions)
@@ -304,7 +326,8 @@ class _Job:
         at_theta = Watched(watch.positions, watch.forgotten, watch.labels, self.network.features(theta, watch.positions)[1])
         said = self.expected(walk, at_theta)
         sets = {"retain": ~watch.forgotten, "forget": watch.forgotten}
-        return {name: _error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())}
+        errors = {name: _error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())}
+        return errors, change(after, said, watch)["retain"]
 
 
 RETRAIN = 0.8
@@ -326,10 +349,8 @@ def _climb(
     if len(ladder) == 1:
         why = only_head(job.run, job.trace) if len(sizes) == 1 else "the next depth is beyond the budget"
         return walk, record | {"stopped": why}
-    started = time.perf_counter()
     watch = watched(job.trace, job.split)
-    limit = noise(job.run, job.trace, watch, task_keep(job))
-    job._count("noise", started)
+    limit = job._noise(watch)
     record["noise"] = rounded(limit)
     answers = job.expected(walk, watch)
     for size in ladder[1:]:
@@ -343,11 +364,6 @@ def _climb(
             return walk, record | {"stopped": "a further depth changed the answers by less than two seeds differ"}
     everything = ladder[-1] is sizes[-1]
     return walk, record | {"stopped": "all that can move was moved" if everything else "the budget ended"}
-
-
-def task_keep(job: _Job) -> Tensor:
-    """True for samples that stay, (n,)."""
-    return job.keep[0]
 
 
 CHECKPOINTS = ((1 / 3,), (1 / 10, 1 / 3))
