@@ -123,9 +123,10 @@ class Plan:
 
     def __str__(self) -> str:
         s = self.sizes
+        rows = f"rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; " if s.stored else ""
         return (
             f"{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
-            f"chunks of {s.chunk}; rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; budgets: memory "
+            f"chunks of {s.chunk}; {rows}budgets: memory "
             f"{byte_size(self.memory_budget)}, disk {byte_size(self.disk_budget)}\n{self.table()}\n{self.verdict}"
         )
 

@@ -10,7 +10,6 @@ can be met without the images. In memory or in a folder; how a folder is sealed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +29,6 @@ HALF_ABOVE = 256 * 2**20
 """Bytes of single-precision features above which they are kept in half precision."""
 GRADIENTS_UP_TO = 2 * 2**30
 """Bytes of the body's gradients up to which they are kept; without them only the head can be replayed."""
-
-LossGradient = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

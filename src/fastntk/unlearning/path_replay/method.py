@@ -281,7 +281,7 @@ class _Job:
         return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
 
     def _checked(self, walk: _Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
-        """Does the trace lead to the trained weights, does the network do what the replay said, do the errors of requests in a row
+        """Does the trace lead to the trained weights, does the network do what the replay said, do errors of requests in a row
         add up? Returns the new trace, what is known of the chain, and the verdict."""
         miss = self._miss(walk)
         reasons = []
