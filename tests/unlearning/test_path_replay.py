@@ -19,8 +19,8 @@ from fastntk.training import trace as traces
 from fastntk.training.loop import epoch_batches, learning_rate
 from fastntk.unlearning.path_replay import network as networks
 from fastntk.unlearning.path_replay.depths import DepthSize, rungs
-from fastntk.unlearning.path_replay.method import path_epochs
 from fastntk.unlearning.path_replay.motion import Checkpoint, Correction, RowMotion
+from fastntk.unlearning.path_replay.options import path_epochs
 
 REQUESTS: tuple[dict[str, Any], ...] = ({"classes": [1]}, {"ids": ["p2", "p3", "p17", "p30"]}, {"ids": ["p39"]})
 

@@ -30,7 +30,7 @@ def store_trace(trace: Trace, folder: Path, *, take: bool = False) -> dict[str, 
     ``take``: move the files of a trace that lies in a folder of its own on the same disk, in place of copying them.
     """
     target, summary = folder / TRACE, trace.summary()
-    target.mkdir()
+    target.mkdir(mode=0o700)
     if not take:
         return {"sha256": write_trace(trace, target), **summary}
     assert trace.folder is not None

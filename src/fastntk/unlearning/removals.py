@@ -30,9 +30,9 @@ from fastntk.unlearning.method import trace_of
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, survey
 from fastntk.unlearning.path_replay.judging import Watched, predicted
-from fastntk.unlearning.path_replay.method import path_epochs
 from fastntk.unlearning.path_replay.motion import RowMotion
 from fastntk.unlearning.path_replay.network import network_of
+from fastntk.unlearning.path_replay.options import path_epochs
 from fastntk.unlearning.path_replay.replay import has_gaps, replay
 
 Group = int | str | Sequence[int | str]

@@ -1,0 +1,86 @@
+"""What a result of ``path-replay`` says of itself, without a Retrain to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from torch import Tensor
+
+from fastntk.training.trace import Trace
+from fastntk.unlearning.path_replay.judging import Watched, change, watched
+from fastntk.unlearning.path_replay.walking import Walk, Walker
+
+MISS = 0.05
+"""How far the replay of all samples may end from the trained weights, over the fine-tuning's own length."""
+RETRAIN = 0.8
+"""Relative error of the predicted logits on retained samples from which a result is not to be trusted."""
+CHECKED = 64
+"""Samples of each set on which the network is asked whether it does what the replay said."""
+
+
+def replay_miss(walker: Walker, walk: Walk) -> float:
+    """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
+    theta, origin = walker.run.subset.get(), walker.run.anchor
+    columns = walk.columns
+    ended = theta.clone()
+    ended[columns.head] = walk.lanes.head[0].reshape(-1)
+    if columns.bias is not None and walk.lanes.bias is not None:
+        ended[columns.bias] = walk.lanes.bias[0]
+    if walk.size.depth:
+        ended[columns.body] = walk.lanes.body[0]
+    return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
+
+
+def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
+    """Does the trace lead to the trained weights, does the network do what the replay said, do errors of requests in a row
+    add up? Returns the new trace, what is known of the chain, and the verdict."""
+    miss = replay_miss(walker, walk)
+    reasons = []
+    if miss > MISS:
+        reasons.append(f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way")
+    evidence: dict[str, Any] = {"replay_miss": miss, "thresholds": {"replay_miss": MISS, "retrain": RETRAIN}}
+    drift = walker.trace.facts.drift
+    if walk.size.depth and validate and walker.run.samples is not None:
+        started = time.perf_counter()
+        errors, apart = _errors(walker, walk)
+        walker.count("validity", started)
+        evidence["error"] = errors
+        drift += apart
+        if errors.get("retain", 0.0) > RETRAIN:
+            reasons.append(f"the network does not follow the prediction (error {errors['retain']:.2f} on retained samples)")
+    facts = dataclasses.replace(walk.trace.facts, drift=drift)
+    chain: dict[str, Any] = {"requests": facts.requests, "drift": drift, "noise": None}
+    if walker.trace.facts.requests and drift:
+        chain["noise"] = walker.noise(watched(walker.trace, walker.split))["retain"]
+        if drift > chain["noise"]:
+            reasons.append(
+                f"the errors of {facts.requests} requests in a row add up to {drift:.3f} of total variation, more than two "
+                f"seeds differ ({chain['noise']:.3f}): ask the run they began with for all of them at once"
+            )
+    verdict = {"verdict": "retrain instead" if reasons else "ok", "reasons": reasons, "step_length": 1.0, **evidence}
+    return dataclasses.replace(walk.trace, facts=facts), chain, verdict
+
+
+def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float]:
+    """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set; and the mean total
+    variation of actual and predicted answers on the retained ones."""
+    watch = watched(walker.trace, walker.split, most=CHECKED)
+    theta = walker.run.subset.get()
+    before, _ = walker.network.features(theta, watch.positions)
+    after, _ = walker.network.features(walk.vector, watch.positions)
+    at_theta = Watched(watch.positions, watch.forgotten, watch.labels, walker.network.features(theta, watch.positions)[1])
+    said = walker.expected(walk, at_theta)
+    sets = {"retain": ~watch.forgotten, "forget": watch.forgotten}
+    errors = {name: _error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())}
+    return errors, change(after, said, watch)["retain"]
+
+
+def _error(actual: Tensor, before: Tensor, said: Tensor) -> float:
+    def centred(logits: Tensor) -> Tensor:
+        return logits.double() - logits.double().mean(1, keepdim=True)
+
+    miss = (centred(actual) - centred(said)).norm()
+    step = (centred(said) - centred(before)).norm()
+    return 0.0 if miss == 0 else float(miss / step.clamp_min(1e-12 * (1 + centred(before).norm())))
