@@ -84,7 +84,7 @@ def path_rows(stage: dict[str, int]) -> tuple[MethodRow, ...]:
         REPLAY,
         path("all", depth="all"),
         path("all, 2 checkpoints, rows only", depth="all", checkpoints=2, exact=0),
-        path("all, 2 checkpoints, corrected", depth="all", checkpoints=2, correction=2),
+        path("all, 2 checkpoints, corrected", depth="all", checkpoints=2, correction=2, exact=2),
     )
 
 

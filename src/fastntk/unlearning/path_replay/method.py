@@ -61,7 +61,10 @@ def path_replay(
 def _climb(
     walker: Walker, sizes: Sequence[DepthSize], budget: float, epochs: Sequence[int], points: Sequence[int]
 ) -> tuple[Walk, dict[str, Any]]:
-    """Deeper and deeper, until a further depth changes the answers by less than two seeds differ, or the budget ends."""
+    """Deeper and deeper, until all further blocks would change the answers by less than two seeds differ, or the budget ends.
+
+    What they would change is judged by the last step: each as much as its blocks did.
+    """
     ladder = rungs(sizes, share(budget), len(epochs), walker.trace.epochs, exact=len(walker.exact))
     assert walker.task.route is not None
     planned = walker.task.route.settings["depth"]
@@ -78,6 +81,7 @@ def _climb(
     limit = walker.noise(watch)
     record["noise"] = rounded(limit)
     answers = walker.expected(walk, watch)
+    before = 0
     for size in ladder[1:]:
         deeper = walker.walk(size, epochs, points) if size is ladder[-1] else walker.probe(size, epochs)
         new = walker.expected(deeper, watch)
@@ -85,8 +89,11 @@ def _climb(
         record["tried"].append(size.depth)
         record["changes"].append(rounded(moved))
         walk, answers = deeper, new
-        if within(moved, limit):
-            return walk, record | {"stopped": "a further depth changed the answers by less than two seeds differ"}
+        ahead = (sizes[-1].depth - before) / (size.depth - before)
+        if within({name: ahead * value for name, value in moved.items()}, limit):
+            why = "if every further block changed the answers as much, all would change them by less than two seeds differ"
+            return walk, record | {"stopped": why}
+        before = size.depth
     everything = ladder[-1] is sizes[-1]
     return walk, record | {"stopped": "all that can move was moved" if everything else "the budget ended"}
 

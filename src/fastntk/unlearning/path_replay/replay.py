@@ -27,6 +27,9 @@ from fastntk.training.losses import loss_residual
 from fastntk.training.optimizers import rebuild
 from fastntk.training.trace import Trace
 
+FEW = 8
+"""Up to so many lanes each has products of its own, so that equal lanes stay equal to the last bit."""
+
 
 class Motion(Protocol):
     """How the features of a batch move when the body leaves its recorded path."""
@@ -167,24 +170,27 @@ class _Stack:
         h = h.to(self._origin.dtype)
         labels = self._trace.listed.labels[samples]
         features = h.expand(len(lanes.values), *h.shape)
-        if self._motion is None:
+        body: Tensor | None = None
+        if self._motion is None and len(lanes.values) > FEW:
             # The features are the same in all lanes: one product for all heads.
             classes, width = lanes.head.shape[1:]
             outputs = (h @ lanes.head.reshape(-1, width).T).view(len(h), -1, classes).transpose(0, 1)
             residual = loss_residual(outputs + self._offset, labels, facts.loss, smoothing=facts.smoothing) * weight
             shaped.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
-            body = None
         else:
-            local = self._motion.at(step, samples)
-            features = features + local.forward(lanes.body - lanes.body[:1])
+            local = None if self._motion is None else self._motion.at(step, samples)
+            if local is not None:
+                features = features + local.forward(lanes.body - lanes.body[:1])
             outputs = torch.baddbmm(self._offset, features, lanes.head.transpose(1, 2))
             residual = loss_residual(outputs, labels, facts.loss, smoothing=facts.smoothing) * weight
             torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
-            body = local.backward(residual @ lanes.head)
-            if recorded:
-                assert self._trace.gradients is not None
-                body = body + (self._trace.gradients[step][self._motion.columns] - body[:1])
-            shaped.body.copy_(body)
+            if local is not None:
+                body = local.backward(residual @ lanes.head)
+                if recorded:
+                    assert self._trace.gradients is not None
+                    assert self._motion is not None
+                    body = body + (self._trace.gradients[step][self._motion.columns] - body[:1])
+                shaped.body.copy_(body)
         if shaped.bias is not None:
             torch.sum(residual, 1, out=shaped.bias)
         return features, body
