@@ -410,3 +410,10 @@ def test_a_rebuilt_optimiser_steps_a_stack_as_its_parts(name: str) -> None:
             row.grad = own.clone()
             optimizer.step()
     torch.testing.assert_close(stack, torch.stack(rows), rtol=1e-13, atol=1e-14)
+
+
+def test_a_trace_on_disk_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    fitted(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}

@@ -21,6 +21,7 @@ from fastntk.unlearning.path_replay import network as networks
 from fastntk.unlearning.path_replay.depths import DepthSize, rungs
 from fastntk.unlearning.path_replay.motion import Checkpoint, Correction, RowMotion
 from fastntk.unlearning.path_replay.options import path_epochs
+from fastntk.unlearning.path_replay.walking import Walker
 
 REQUESTS: tuple[dict[str, Any], ...] = ({"classes": [1]}, {"ids": ["p2", "p3", "p17", "p30"]}, {"ids": ["p39"]})
 
@@ -538,3 +539,26 @@ def test_a_vision_transformer_with_prompts() -> None:
     widths = [point.rows.shape[2] for point in run.trace.memo["network"]._kept.values()]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1] == subset.numel - 12 * 3 - 3
+
+
+def test_errors_of_requests_in_a_row_add_up_and_are_said(run: fastntk.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = without(run, depth="all", ids=["p0"], exact=0)
+    assert first.details["chain"]["requests"] == 1
+    assert first.details["chain"]["noise"] is None, "the first request has nothing to add to"
+    assert first.trace is not None
+    assert first.trace.facts.drift == first.details["chain"]["drift"] > 0
+    second = without(first.as_run(), depth="all", ids=["p1"], exact=0)
+    chain = second.details["chain"]
+    assert chain["requests"] == 2
+    assert chain["drift"] > first.details["chain"]["drift"]
+    assert chain["noise"] > 0
+    monkeypatch.setattr(Walker, "noise", lambda self, watch: {"retain": 0.5 * chain["drift"]})
+    third = without(first.as_run(), depth="all", ids=["p1"], exact=0)
+    assert third.details["validity"]["verdict"] == "retrain instead"
+    assert "2 requests in a row add up" in third.details["validity"]["reasons"][-1]
+
+
+def test_requests_in_a_row_at_the_head_do_what_one_for_all_does(run: fastntk.Run) -> None:
+    chained = without(without(run, depth="head", ids=["p0", "p7"]).as_run(), depth="head", ids=["p1"])
+    torch.testing.assert_close(theta(chained), theta(without(run, depth="head", ids=["p0", "p1", "p7"])), rtol=1e-9, atol=1e-12)
+    assert chained.details["chain"]["drift"] == 0
