@@ -155,6 +155,8 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     from lab.development_page import development_page
     from lab.expectation import expectation_table
     from lab.headline import filled, headline
+    from lab.path_headline import MARKS as PATH_MARKS
+    from lab.path_headline import path_headline
     from lab.path_page import path_page
     from lab.results_page import results_page
     from lab.settings import EXPERIMENTS
@@ -171,7 +173,11 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
     if name == "path":
         text = path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], augmented=(AUGMENTED,), out=out)
-        return {docs / "results-path.md": text.encode()}
+        block = path_headline(EXPERIMENTS[name], out=out)
+        return {
+            docs / "results-path.md": text.encode(),
+            readme: filled(readme.read_text("utf-8"), block, marks=PATH_MARKS).encode(),
+        }
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -8,7 +8,7 @@ from fastntk.base.errors import InputError
 from fastntk.reproduce.setting import Request, Setting
 from lab.rows import Row, row_of
 
-START, END = "<!-- results:start -->", "<!-- results:end -->"
+MARKS = "results"
 COLUMNS = (
     "forget",
     "method",
@@ -23,11 +23,12 @@ COLUMNS = (
 )
 
 
-def filled(page: str, block: str) -> str:
-    """The page with everything between the marks replaced."""
-    if page.count(START) != 1 or page.count(END) != 1:
-        raise InputError(f"The page needs one {START} and one {END}, between which the results go.")
-    return page[: page.index(START) + len(START)] + "\n" + block + page[page.index(END) :]
+def filled(page: str, block: str, *, marks: str = MARKS) -> str:
+    """The page with everything between the marks of this name replaced."""
+    start, end = f"<!-- {marks}:start -->", f"<!-- {marks}:end -->"
+    if page.count(start) != 1 or page.count(end) != 1:
+        raise InputError(f"The page needs one {start} and one {end}, between which the results go.")
+    return page[: page.index(start) + len(start)] + "\n" + block + page[page.index(end) :]
 
 
 def headline(setting: Setting, *, folder: Path) -> str:
@@ -45,7 +46,7 @@ def headline(setting: Setting, *, folder: Path) -> str:
     note = (
         f"`{setting.model}`, {setting.images_per_class} images per class, means over the seeds run so far. *Distance*: "
         "total variation of the class probabilities on forgotten / hold-out images to Retrains of other seeds, in units of the "
-        "distance between two such Retrains: 1 is indistinguishable. *Cost*: CPU time over Retrain's, for a first request and "
+        "distance between two such Retrains. *Cost*: CPU time over Retrain's, for a first request and "
         "*again*, for a further one. `fast-ntk-ridge` is the paper's equation (1), corrected; `fast-ntk` the same with the loss "
         "that was trained by."
     )

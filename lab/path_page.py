@@ -33,8 +33,8 @@ edit. `python -m lab run path` and `python -m lab run augmented` make the record
   *next* one finds on the same run what the first left there. Which request comes first changes from seed to seed, so both columns
   are over all requests of the setting, and the same in its tables.
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
-  as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. 1.0 × in *others* cannot be
-  told from a Retrain.
+  as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. A Retrain of another seed
+  is at 1.0 × in *others* on average; a distance alone does not say that two models cannot be told apart.
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
 - *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05, in rows where it was looked at.
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same
@@ -42,7 +42,8 @@ edit. `python -m lab run path` and `python -m lab run augmented` make the record
   all of them), which is what a perfect method would show. It needs at least {least} models a side.
 """
 TARGETS = """Means over the seeds that were run; costs in CPU seconds over Retrain's, distances the larger of D_f and hold-out.
-A fifth of Retrain is asked of the last stage, the best quality of all parameters with 3 checkpoints and a correction.
+A fifth of Retrain is asked of `auto` at its default budget, the best quality of all parameters with 2 checkpoints, a correction
+and 2 exact epochs.
 """
 COLUMNS = (
     "row", "seeds", "first × Retrain [wall]", "next × Retrain [wall]", "TV same × spread, D_f / hold-out",

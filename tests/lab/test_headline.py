@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from committed import committed
-from lab.headline import END, START, filled, headline
+from lab.headline import filled, headline
 from lab.settings import UNLEARNING
 
 from fastntk.base.errors import InputError
@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
-    page = f"before\n{START}\nold\n{END}\nafter\n"
-    assert filled(page, "new\n") == f"before\n{START}\nnew\n{END}\nafter\n"
+    start, end = "<!-- results:start -->", "<!-- results:end -->"
+    page = f"before\n{start}\nold\n{end}\nafter\n"
+    assert filled(page, "new\n") == f"before\n{start}\nnew\n{end}\nafter\n"
     assert filled(filled(page, "new\n"), "new\n") == filled(page, "new\n")
     with pytest.raises(InputError, match="needs one"):
         filled("no marks", "new")

@@ -14,6 +14,8 @@ from fastntk.unlearning.path_replay.network import network_of
 Depth = str | int
 """``head``, a number of blocks, ``all`` or ``auto``."""
 WORDS = ("head", "all", "auto")
+OVERHEAD = 0.05
+"""Of a Retrain, about what a climb takes besides rows and exact epochs: its replays, the noise and the check."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def only_head(run: Run, trace: Trace) -> str | None:
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int, *, exact: int = 0) -> list[DepthSize]:
     """The depths that ``auto`` tries: the head, one block, the deepest that ``budget`` of a Retrain still has room for.
 
-    The last of them has ``exact`` epochs besides its rows.
+    The last of them has ``exact`` epochs besides its rows; ``OVERHEAD`` is set aside.
     """
-    chosen, left = [sizes[0]], budget
+    chosen, left = [sizes[0]], budget - OVERHEAD
     for wanted, extra in ((sizes[1:2], 0.0), (sizes[:1:-1], exact / max(1, epochs))):
         found = next((size for size in wanted if size.share(checkpoints, epochs) + extra <= left), None)
         if found is None:

@@ -20,7 +20,7 @@ from fastntk.unlearning.path_replay.options import exact_epochs, path_epochs, sh
 from fastntk.unlearning.path_replay.walking import Walk, Walker
 
 BUDGET = 0.2
-"""Of a Retrain, what ``auto`` may spend on rows and exact epochs."""
+"""Of a Retrain, what ``auto`` may spend."""
 
 
 def path_replay(
@@ -43,7 +43,7 @@ def path_replay(
     ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new
     path the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network
     itself, without the forgotten samples; by default one of twenty, and none at depth ``head``. ``budget``: what ``auto`` may
-    spend on rows and exact epochs, as a share of a Retrain.
+    spend, as a share of a Retrain.
     """
     walker = Walker(task, place=_place(task), scratch=scratch, chunk=chunk, exact=exact_epochs(exact, task.trace.epochs))
     sizes = survey(task.run, {"depth": depth})

@@ -1,0 +1,55 @@
+"""The rows of path replay that the README shows, from the records of the path experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastntk.reproduce.setting import Setting
+from fastntk.reproduce.summary import Figure
+from lab.path_rows import PathRecords
+from lab.path_targets import BEST
+
+MARKS = "path"
+ROWS = ("head", "auto", BEST)
+COLUMNS = (
+    "run",
+    "forget",
+    "depth",
+    "seeds",
+    "cost: first, next",
+    "distance to the same seed's Retrain",
+    "to others",
+    "recovered",
+)
+
+
+def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
+    """One compact table over all settings that were run."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    for setting in settings:
+        records = PathRecords.read(setting, out=out)
+        for request in setting.requests:
+            for label in ROWS:
+                row = records.row(label, request)
+                if row is None or row.same["forget"].mean is None:
+                    continue
+                cost = f"{_figure(row.first, 3)}, {_figure(row.next, 3)}"
+                apart = [
+                    " / ".join(f"{_figure(part[place], 2)}×" for place in ("forget", "holdout"))
+                    for part in (row.same, row.others)
+                ]
+                cells = [setting.name, request.title, label, str(row.seeds), cost, *apart, _figure(row.recovered, 2)]
+                lines.append("| " + " | ".join(cells) + " |")
+    if len(lines) == 2:
+        return "Not run yet.\n"
+    note = (
+        "*Cost*: CPU time over Retrain's, for a first request and a next one on the same run. *Distance*: total variation of the "
+        "class probabilities on forgotten / hold-out images, in units of the distance between two Retrains of different seeds. "
+        "*Recovered*: how much of Retrain's rise in the forgotten images' loss is there (1 = all)."
+    )
+    return "\n".join([*lines, "", note]) + "\n"
+
+
+def _figure(figure: Figure, digits: int) -> str:
+    return "–" if figure.mean is None else f"{figure.mean:.{digits}f}"
