@@ -164,3 +164,10 @@ def test_what_cannot_be_removed_is_refused(run: fastntk.Run) -> None:
     odd, _ = traced_head([[0, 1], [2, 3]])
     with pytest.raises(InputError, match="never looked at p11"):
         fastntk.removals(odd, ["p0", "p11"])
+
+
+def test_groups_one_by_one() -> None:
+    run = body_run()
+    made = fastntk.removals(run, [[run.data.ids[0]], [run.data.ids[1], run.data.ids[2]]])
+    assert [group["loss_change"] for group in made] == pytest.approx(made.loss_change.tolist())
+    assert made[1]["margin_after"] == pytest.approx(float(made.margin_after[1]))

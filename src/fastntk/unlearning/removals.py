@@ -37,6 +37,7 @@ from fastntk.unlearning.path_replay.replay import has_gaps, replay
 
 Group = int | str | Sequence[int | str]
 
+FIGURES = ("loss_before", "loss_after", "loss_change", "margin_before", "margin_after", "margin_change")
 PARAMETER_COPIES = 12
 """Numbers that a lane holds for each of its parameters: values, gradients, what the optimiser keeps, and copies of them."""
 FEATURE_COPIES = 5
@@ -62,6 +63,13 @@ class Removals:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def __getitem__(self, group: int) -> dict[str, float]:
+        """The mean figures of one group, by name."""
+        return {name: float(getattr(self, name)[group]) for name in FIGURES}
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return (self[group] for group in range(len(self)))
 
     @property
     def loss_before(self) -> Tensor:
@@ -95,8 +103,7 @@ class Removals:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; samples are named by position, not by id."""
-        figures = ("loss_before", "loss_after", "loss_change", "margin_before", "margin_after", "margin_change")
-        columns: dict[str, list[float]] = {name: getattr(self, name).tolist() for name in figures}
+        columns: dict[str, list[float]] = {name: getattr(self, name).tolist() for name in FIGURES}
         groups = [
             {"positions": where.tolist(), **{name: values[k] for name, values in columns.items()}}
             for k, where in enumerate(self.positions)

@@ -123,10 +123,15 @@ def _outcome(
         "replay_miss": replay_miss(walker, walk),
     }
     trace, details["chain"], details["validity"] = checked(walker, walk, validate=validate)
+    notes = []
     if left:
-        details["note"] = (
+        notes.append(
             f"{len(left)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"
         )
+    if run.recipe is not None and run.recipe.bn_stats == "update":
+        notes.append("the recipe trained on batch statistics, which the forgotten samples were part of: an approximation")
+    if notes:
+        details["note"] = "; ".join(notes)
     return Outcome(walk.vector, details, trace=trace)
 
 
