@@ -53,10 +53,16 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     columns = ("setting", "request", "variant", "seeds", "retain", "forget", "hold-out", "recovered", "TV, same", "TV, others")
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     for (setting, request, variant), trials in groups.items():
-        accuracies = [f"{_mean(row['accuracy'][name] for row in trials):.1f}" for name in ("retain", "forget", "holdout")]
+        accuracies = [_accuracy(trials, name) for name in ("retain", "forget", "holdout")]
         cells = [setting, request, variant, str(len(trials)), *accuracies, f"{_mean(row['recovered'] for row in trials):.2f}"]
         lines.append("| " + " | ".join([*cells, _pair(trials, "same"), _pair(trials, "others")]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _accuracy(rows: Sequence[dict[str, Any]], name: str) -> str:
+    if not all("accuracy" in row for row in rows):
+        return "–"
+    return f"{_mean(row['accuracy'][name] for row in rows):.1f}"
 
 
 def _pair(rows: Sequence[dict[str, Any]], kind: str) -> str:
