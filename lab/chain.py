@@ -224,12 +224,13 @@ class ChainSeed:
             name: outputs_of(experiment, request, vector, outputs_file(experiment.folder, request, files[name], self.seed))
             for name, vector in vectors.items()
         }
-        references = {"retrain": outputs["retrain"], "full": outputs["full"], "anchor": experiment.anchor}
+        retrain, full = outputs["retrain"], outputs["full"]
         figures = {
-            name: compared(outputs[name], **references) | {"accuracy": own_figures(outputs[name])["accuracy"]}
+            name: compared(outputs[name], retrain=retrain, full=full, anchor=experiment.anchor)
+            | {"accuracy": own_figures(outputs[name])["accuracy"]}
             for name in ("full", "chained", "one_shot")
         }
-        return figures | {"retrain": {"accuracy": own_figures(outputs["retrain"])["accuracy"], "cost": cost(retrained)}}
+        return figures | {"retrain": {"accuracy": own_figures(retrain)["accuracy"], "cost": cost(retrained)}}
 
     def _logits(self, vector: Tensor) -> Logits:
         model, samples = self.experiment.model_with(vector), self.experiment.samples

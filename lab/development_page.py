@@ -2,7 +2,8 @@
 
 The trials are rows in ``<out>/development/*.json``, one per setting, request, seed and variant. They were made by trial scripts
 that called the package's own functions on the settings of ``DEVELOPMENT``; ``run development`` measures the same variants
-with the runner, and its tables follow where it was run. Knows no torch.
+with the runner, and its tables follow where it was run. A file may have ``notes`` that stand before its table, and a ``table``
+(``columns``, ``rows`` of cells) in the place of trials. Knows no torch.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ def development_page(settings: Sequence[Setting], *, out: Path) -> str:
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path, schema=TRIALS)
         parts.append(f"## {record['what'][0].upper() + record['what'][1:]}\n")
-        parts.append(_table(record["rows"]))
+        parts += [f"{note}\n" for note in record.get("notes", ())]
+        parts.append(_plain(**record["table"]) if "table" in record else _table(record["rows"]))
     for setting in settings:
         folder = setting_folder(out, setting.name)
         if folder.exists():
             parts.append(setting_text(setting, folder))
             parts += [table_text(request, setting, rows_of(setting, request, folder=folder)) for request in setting.requests]
     return "\n".join(parts)
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
