@@ -21,6 +21,8 @@ WAIT = "OMP_WAIT_POLICY"
 COMPARISON = "comparison"
 PATHS = ("path", "augmented")
 """Experiments that :mod:`lab.path` runs."""
+SEEDED = (*PATHS, "chain")
+"""Experiments that can be run seed by seed."""
 PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
 
 
@@ -51,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
     run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
-    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path, augmented)")
+    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path, augmented, chain)")
     run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path, augmented)")
     run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
@@ -71,17 +73,17 @@ def _run(options: argparse.Namespace) -> int:
     from fastntk.base.progress import show_progress
     from fastntk.reproduce.experiment import open_experiment
     from fastntk.reproduce.runner import plan, run_steps
-    from lab import path, single
+    from lab import chain, path, single
     from lab.augmented import open_own
 
     if options.threads is not None:
         if options.threads < 1:
             raise InputError(f"--threads must be at least 1, got {options.threads}.")
         torch.set_num_threads(options.threads)
-    if options.name not in PATHS and (options.seeds or options.rows or options.finish):
+    if (options.seeds and options.name not in SEEDED) or ((options.rows or options.finish) and options.name not in PATHS):
         raise InputError(
-            f"--seeds, --rows and --finish are options of 'run' with {' and '.join(PATHS)}; the other experiments run all "
-            "that is missing."
+            f"'run {options.name}' got an option it does not have: --seeds goes with {', '.join(SEEDED)}, --rows and --finish "
+            f"with {', '.join(PATHS)}. The other experiments run all that is missing."
         )
     work = options.work or options.out / "work"
     if options.name == COMPARISON and not options.plan:
@@ -107,6 +109,10 @@ def _run(options: argparse.Namespace) -> int:
                 only_finish=options.finish,
                 opening=open_own if options.name == "augmented" else open_experiment,
             )
+        return 0
+    if options.name == "chain":
+        for setting in settings:
+            chain.run(setting, out=options.out, work=work, shared=options.shared, seeds=options.seeds, only_plan=options.plan)
         return 0
     if options.name in ("single", "single-path"):
         for setting in settings:
@@ -172,7 +178,9 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
     if name == "path":
-        text = path_page(EXPERIMENTS[name], single=EXPERIMENTS["single-path"], augmented=(AUGMENTED,), out=out)
+        text = path_page(
+            EXPERIMENTS[name], single=EXPERIMENTS["single-path"], augmented=(AUGMENTED,), chain=EXPERIMENTS["chain"], out=out
+        )
         block = path_headline(EXPERIMENTS[name], out=out)
         return {
             docs / "results-path.md": text.encode(),

@@ -2,7 +2,8 @@
 
 The trials are rows in ``<out>/development/*.json``, one per setting, request, seed and variant. They were made by trial scripts
 that called the package's own functions on the settings of ``DEVELOPMENT``; ``run development`` measures the same variants
-with the runner, and its tables follow where it was run. Knows no torch.
+with the runner, and its tables follow where it was run. A file may have ``notes`` that stand before its table, and a ``table``
+(``columns``, ``rows`` of cells) in the place of trials. Knows no torch.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ def development_page(settings: Sequence[Setting], *, out: Path) -> str:
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path, schema=TRIALS)
         parts.append(f"## {record['what'][0].upper() + record['what'][1:]}\n")
-        parts.append(_table(record["rows"]))
+        parts += [f"{note}\n" for note in record.get("notes", ())]
+        parts.append(_plain(**record["table"]) if "table" in record else _table(record["rows"]))
     for setting in settings:
         folder = setting_folder(out, setting.name)
         if folder.exists():
             parts.append(setting_text(setting, folder))
             parts += [table_text(request, setting, rows_of(setting, request, folder=folder)) for request in setting.requests]
     return "\n".join(parts)
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -53,10 +60,16 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     columns = ("setting", "request", "variant", "seeds", "retain", "forget", "hold-out", "recovered", "TV, same", "TV, others")
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     for (setting, request, variant), trials in groups.items():
-        accuracies = [f"{_mean(row['accuracy'][name] for row in trials):.1f}" for name in ("retain", "forget", "holdout")]
+        accuracies = [_accuracy(trials, name) for name in ("retain", "forget", "holdout")]
         cells = [setting, request, variant, str(len(trials)), *accuracies, f"{_mean(row['recovered'] for row in trials):.2f}"]
         lines.append("| " + " | ".join([*cells, _pair(trials, "same"), _pair(trials, "others")]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _accuracy(rows: Sequence[dict[str, Any]], name: str) -> str:
+    if not all("accuracy" in row for row in rows):
+        return "–"
+    return f"{_mean(row['accuracy'][name] for row in rows):.1f}"
 
 
 def _pair(rows: Sequence[dict[str, Any]], kind: str) -> str:

@@ -4,7 +4,7 @@
 ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
 draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time. ``PATH`` replays recorded fine-tunings to
 several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time, ``AUGMENTED`` (:mod:`lab.augmented`) for a
-training loop of one's own.
+training loop of one's own, ``CHAIN`` (:mod:`lab.chain`) in requests that follow one another.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ PATH: tuple[Setting, ...] = (
     ),
     replace(RESNET_500, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last stage": 3, "last two stages": 6})),
 )
+CHAIN: tuple[Setting, ...] = (PATH[0],)
 SINGLE_PATH: tuple[Setting, ...] = (
     replace(
         SINGLE[0],
@@ -134,4 +135,5 @@ EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
     "path": PATH,
     "single-path": SINGLE_PATH,
     "augmented": (AUGMENTED,),
+    "chain": CHAIN,
 }

@@ -32,7 +32,7 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     from lab.augmented import AUGMENTED
     from lab.development_page import development_page
     from lab.path_page import path_page
-    from lab.settings import DEVELOPMENT, PATH, SINGLE, SINGLE_PATH
+    from lab.settings import CHAIN, DEVELOPMENT, PATH, SINGLE, SINGLE_PATH
     from lab.unlearning_page import page
 
     from fastntk.reproduce.records import setting_folder
@@ -45,7 +45,7 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     text = page(UNLEARNING, single=SINGLE, out=results)
     assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")
-    text = path_page(PATH, single=SINGLE_PATH, augmented=(AUGMENTED,), out=results)
+    text = path_page(PATH, single=SINGLE_PATH, augmented=(AUGMENTED,), chain=CHAIN, out=results)
     assert text == (ROOT / "docs" / "results-path.md").read_text("utf-8")
 
 

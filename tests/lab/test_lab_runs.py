@@ -44,6 +44,22 @@ def records(out: Path) -> dict[str, Any]:
     return {str(path.relative_to(out)): without(json.loads(path.read_text()), *VARYING) for path in paths}
 
 
+def test_trials_without_accuracies_and_plain_tables_have_their_place(tmp_path: Path) -> None:
+    folder = tmp_path / "development"
+    folder.mkdir()
+    trial = {"setting": "s", "request": "r", "variant": "v", "recovered": 1.0, "same": {"forget": 0.5, "holdout": 0.25}}
+    accuracy = {"accuracy": {"retain": 70.0, "forget": 0.0, "holdout": 60.0}}
+    (folder / "a.json").write_text(json.dumps({"schema": 1, "what": "one", "notes": ["Why."], "rows": [trial]}))
+    (folder / "b.json").write_text(json.dumps({"schema": 1, "what": "two", "rows": [trial | accuracy]}))
+    table = {"columns": ["epoch", "size"], "rows": [[1, "0.19"]]}
+    (folder / "c.json").write_text(json.dumps({"schema": 1, "what": "three", "table": table}))
+    text = development_page([], out=tmp_path)
+    assert "## One\n\nWhy.\n\n| setting |" in text
+    assert "| s | r | v | 1 | – | – | – | 1.00 | 0.50× / 0.25× | – |" in text
+    assert "| s | r | v | 1 | 70.0 | 0.0 | 60.0 | 1.00 | 0.50× / 0.25× | – |" in text
+    assert text.endswith("## Three\n\n| epoch | size |\n| --- | --- |\n| 1 | 0.19 |\n")
+
+
 def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(tmp_path: Path) -> None:
     out = tmp_path / "all"
     run_steps(plan([TINY], out=out, work=out / "work"), shared=Path("nowhere"), work=out / "work", say=lambda text: None)
