@@ -466,13 +466,14 @@ def test_auto_climbs_and_says_so(run: fastntk.Run) -> None:
     assert without(head_run(), depth="auto", classes=[1]).details["climb"]["stopped"] == "only the head is tuned"
 
 
-def test_rungs_are_the_head_a_block_and_the_deepest_affordable() -> None:
+def test_rungs_are_the_head_the_deepest_affordable_and_a_cheap_probe_between() -> None:
     sizes = tuple(DepthSize(k, k, float(k)) for k in range(9))
     assert [size.depth for size in rungs(sizes, 100, 1, 10)] == [0, 1, 8]
     assert [size.depth for size in rungs(sizes, 0.55, 1, 10)] == [0, 1, 4]
-    assert [size.depth for size in rungs(sizes, 0.75, 3, 10)] == [0, 1]
-    assert [size.depth for size in rungs(sizes, 0, 1, 10)] == [0]
-    assert [size.depth for size in rungs(sizes[:2], 100, 1, 10)] == [0, 1]
+    assert [size.depth for size in rungs(sizes, 0.35, 1, 10)] == [0, 3], "a probe that costs a third of it is left out"
+    assert [size.depth for size in rungs(sizes, 0.35, 1, 10, exact=1)] == [0, 2]
+    assert [size.depth for size in rungs(sizes, 0.75, 3, 10)] == [0, 2]
+    assert [size.depth for size in rungs(sizes, 0.0, 1, 10)] == [0]
     assert [size.depth for size in rungs(sizes[:1], 100, 1, 10)] == [0]
 
 

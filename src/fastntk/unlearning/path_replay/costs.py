@@ -28,7 +28,7 @@ def cost(problem: Problem) -> list[Route]:
     epochs = len(path_epochs(options["checkpoints"], problem.trace.epochs, least=1))  # type: ignore[arg-type]
     points = len(path_epochs(options["correction"], problem.trace.epochs, least=0))  # type: ignore[arg-type]
     if chosen == "auto":
-        exact = len(exact_epochs(options["exact"], problem.trace.epochs))  # type: ignore[arg-type]
+        exact = len(exact_epochs(options["exact"], problem.trace.epochs, chosen))  # type: ignore[arg-type]
         ladder = rungs(sizes, share(options["budget"]), epochs, problem.trace.epochs, exact=exact)
         return [
             *_routes(problem, ladder, epochs, points, "auto"),
@@ -59,7 +59,7 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
         if size.depth:
             seconds += checkpoints * s.samples * size.passes * speed.step + 2 * points * s.samples * speed.forward
             most = max(most, checkpoints * rows)
-    exact = len(exact_epochs(problem.options["exact"], trace.epochs))  # type: ignore[arg-type]
+    exact = len(exact_epochs(problem.options["exact"], trace.epochs, "auto" if name == "auto" else ladder[-1].depth))  # type: ignore[arg-type]
     if most:
         seconds += exact * s.retain * speed.step
     written = trace.visits * trace.features * s.itemsize  # the new trace, which goes to a folder where it is large

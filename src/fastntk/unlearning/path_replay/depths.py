@@ -14,6 +14,8 @@ from fastntk.unlearning.path_replay.network import network_of
 Depth = str | int
 """``head``, a number of blocks, ``all`` or ``auto``."""
 WORDS = ("head", "all", "auto")
+WORTHWHILE = 4
+"""A probe of one block comes first where the deepest depth costs at least so many times as much."""
 OVERHEAD = 0.05
 """Of a Retrain, about what a climb takes besides rows and exact epochs: its replays, the noise and the check."""
 
@@ -88,18 +90,24 @@ def only_head(run: Run, trace: Trace) -> str | None:
 
 
 def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: int, *, exact: int = 0) -> list[DepthSize]:
-    """The depths that ``auto`` tries: the head, one block, the deepest that ``budget`` of a Retrain still has room for.
+    """The depths that ``auto`` tries: the head, and the deepest that ``budget`` of a Retrain has room for.
 
-    The last of them has ``exact`` epochs besides its rows; ``OVERHEAD`` is set aside.
+    One block is tried between them where that is cheap beside the deepest: it may show that the head is enough. ``exact``: epochs
+    that the deepest one has besides its rows; ``OVERHEAD`` is set aside.
     """
-    chosen, left = [sizes[0]], budget - OVERHEAD
-    for wanted, extra in ((sizes[1:2], 0.0), (sizes[:1:-1], exact / max(1, epochs))):
-        found = next((size for size in wanted if size.share(checkpoints, epochs) + extra <= left), None)
-        if found is None:
-            break
-        chosen.append(found)
-        left -= found.share(checkpoints, epochs) + extra
-    return chosen
+
+    def deepest(room: float) -> DepthSize | None:
+        return next((size for size in sizes[:0:-1] if size.share(checkpoints, epochs) <= room), None)
+
+    room = budget - OVERHEAD - exact / max(1, epochs)
+    last = deepest(room)
+    if last is None:
+        return [sizes[0]]
+    probe = sizes[1]
+    after = deepest(room - probe.share(checkpoints, epochs))
+    if after is not None and after.share(checkpoints, epochs) >= WORTHWHILE * probe.share(checkpoints, epochs):
+        return [sizes[0], probe, after]
+    return [sizes[0], last]
 
 
 def _why_left(requests: int) -> str:
