@@ -470,8 +470,8 @@ def test_rungs_are_the_head_the_deepest_affordable_and_a_cheap_probe_between() -
     sizes = tuple(DepthSize(k, k, float(k)) for k in range(9))
     assert [size.depth for size in rungs(sizes, 100, 1, 10)] == [0, 1, 8]
     assert [size.depth for size in rungs(sizes, 0.55, 1, 10)] == [0, 1, 4]
-    assert [size.depth for size in rungs(sizes, 0.35, 1, 10)] == [0, 3], "a probe that costs a third of it is left out"
-    assert [size.depth for size in rungs(sizes, 0.35, 1, 10, exact=1)] == [0, 2]
+    assert [size.depth for size in rungs(sizes, 0.36, 1, 10)] == [0, 3], "a probe that costs a third of it is left out"
+    assert [size.depth for size in rungs(sizes, 0.36, 1, 10, exact=1)] == [0, 2]
     assert [size.depth for size in rungs(sizes, 0.75, 3, 10)] == [0, 2]
     assert [size.depth for size in rungs(sizes, 0.0, 1, 10)] == [0]
     assert [size.depth for size in rungs(sizes[:1], 100, 1, 10)] == [0]
