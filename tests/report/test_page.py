@@ -304,3 +304,10 @@ def contrast(first: str, second: str) -> float:
 
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_parameters_that_were_left_are_named(record: Record, read_page: Reader) -> None:
+    record["details"] |= {"moved": ["fc.weight", "fc.bias"], "left": ["bn1.weight", "bn1.bias"]}
+    text = words(read_page(render(record)))
+    assert "2 tensors moved, 2 were left where the forgotten samples helped to put them" in text
+    assert "bn1.weight" in text

@@ -18,6 +18,11 @@ def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
         "Only the attacks named here were tried; a stronger one may see more.",
         "Copies of the data, of the old model and of files made from it are not looked at.",
     ]
+    left = record.details.get("left")
+    if left:
+        sentences.insert(
+            2, f"Of the tuned parameters, {len(left)} tensors were left where the forgotten samples helped to put them."
+        )
     if not record.reference.made:
         sentences.append("There is no retrained model to compare with, so no figure here says whether it is good.")
     elif not record.reference.other_seeds:

@@ -148,7 +148,7 @@ def cost(result: Unlearned, retrain: Unlearned | None, *, audit_seconds: float) 
         peak_memory_bytes=result.details.get("peak_memory_bytes"),
         stages=stages,
         # A linearisation was handed in: its rows are in no stage.
-        rows_made_before="rows" in result.details and "rows" not in stages,
+        rows_made_before=("rows" in result.details and "rows" not in stages) or bool(result.details.get("rows_reused")),
         audit_seconds=audit_seconds,
     )
 

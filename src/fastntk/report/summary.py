@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastntk.auditing.record import AuditRecord, JsonObject, Level, RequestSummary
@@ -141,6 +141,11 @@ def _checks(details: JsonObject) -> list[Fact]:
     validity = details.get("validity")
     if isinstance(validity, Mapping) and validity.get("verdict"):
         facts.append(Fact("The method’s own check", value(validity["verdict"]), value(validity.get("reasons") or [])))
+    left = details.get("left")
+    if isinstance(left, Sequence) and not isinstance(left, str):
+        moved = f"{len(details.get('moved') or [])} tensors moved"
+        rest = f"{len(left)} were left where the forgotten samples helped to put them" if left else "none was left"
+        facts.append(Fact("Tuned parameters", f"{moved}, {rest}", value(list(left[:4]) + (["…"] if len(left) > 4 else []))))
     outside = details.get("outside_subset")
     if isinstance(outside, Mapping) and outside.get("message"):
         facts.append(Fact("All other weights", value(outside["message"])))
