@@ -124,7 +124,7 @@ def unlearn(
         loaded, absent = open_with_trace(run, data, images=images)
         name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
-        if "rows" in METHODS[name].needs:
+        if "scratch" in METHODS[name].options:
             options.setdefault("scratch", str(nearest_folder(out)))
         if absent is not None:
             options = without_images(name, options, absent)

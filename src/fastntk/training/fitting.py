@@ -39,6 +39,8 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
         if trace is not None and trace is not False:
             check_samples(model, samples)
             folder = None if trace is True else stack.enter_context(new_folder(Path(trace)))
+            if folder is not None:
+                folder.chmod(0o700)
             recorder = stack.enter_context(FitRecorder(model, subset, samples, recipe, folder=folder))
             stack.callback(recorder.writer.close)
         try:

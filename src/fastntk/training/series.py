@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ class SeriesWriter:
     def append(self, rows: Tensor) -> None:
         """Add rows (k, *shape)."""
         plain = rows.detach().to("cpu", self._dtype, copy=True).contiguous()
+        if self._dtype == torch.float16 and not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(rows).all()):
+            most = torch.finfo(torch.float16).max
+            warnings.warn(f"numbers beyond ±{most:g} are recorded as that: half precision holds no more", stacklevel=2)
+            plain = rows.detach().to("cpu").clamp(-most, most).to(self._dtype).contiguous()
         if tuple(plain.shape[1:]) != self._shape:
             raise InputError(f"rows of shape {tuple(plain.shape[1:])} for a series of shape {self._shape}")
         self._length += len(plain)

@@ -121,6 +121,12 @@ class Trace:
         """Per visit, the position of its sample, (V,)."""
         return self.samples.to_memory().long()
 
+    @cached_property
+    def last_visits(self) -> Tensor:
+        """Per sample, its last visit (n,); −1 where it was never looked at."""
+        last = torch.full((len(self.listed),), -1, dtype=torch.long)
+        return last.scatter_reduce_(0, self.visited, torch.arange(self.visits), "amax")
+
     def summary(self) -> dict[str, Any]:
         """JSON-able: for people and records."""
         parts = {name: series.nbytes for name, series in self.series.items()}

@@ -205,7 +205,7 @@ def prepare(
     if "recipe" in chosen.needs:
         recipe_of(origin)
     if "trace" in chosen.needs:
-        trace_of(origin)
+        trace_of(origin).check(origin.subset, origin.anchor, origin.samples)  # weights may have been written to since
     known = linearisation or (previous.linearisation if previous else None)
     rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
     task = Task(origin, split, _usable(known, origin, rows) if "rows" in chosen.needs else None, rows)

@@ -33,7 +33,7 @@ from fastntk.unlearning.path_replay.judging import Watched, predicted
 from fastntk.unlearning.path_replay.motion import RowMotion
 from fastntk.unlearning.path_replay.network import network_of
 from fastntk.unlearning.path_replay.options import path_epochs
-from fastntk.unlearning.path_replay.replay import has_gaps, replay
+from fastntk.unlearning.path_replay.replay import replay
 
 Group = int | str | Sequence[int | str]
 
@@ -136,14 +136,14 @@ def removals(
     allowed = memory_allowed(memory_budget)
     motion = _motion(run, trace, size.depth, columns, epochs, allowed) if size.depth else None
     anchor = columns.anchor(run, trace)
-    keep = torch.ones(len(positions), len(trace.listed), dtype=torch.bool)
-    for row, where in zip(keep, positions):
-        row[where] = False
-    alone = has_gaps(trace, keep)
+    alone = _gaps(trace, positions)
     most = _lanes_at_once(trace, columns, allowed, itemsize=run.anchor.element_size())
     losses, margins = [torch.empty(0)] * len(positions), [torch.empty(0)] * len(positions)
     for part in track(list(_turns(alone, most)), "removals"):
-        lanes = replay(trace, anchor, keep[part], motion=motion).lanes
+        keep = torch.ones(len(part), len(trace.listed), dtype=torch.bool)
+        for row, group in zip(keep, part):
+            row[positions[group]] = False
+        lanes = replay(trace, anchor, keep, motion=motion).lanes
         for lane, group in enumerate(part, start=1):
             watch = _watched(trace, positions[group], last[positions[group]])
             before, after = (
@@ -187,12 +187,25 @@ def _positions(groups: Sequence[Group], listed: Samples) -> tuple[Tensor, ...]:
 
 def _last_visits(trace: Trace, positions: Sequence[Tensor]) -> Tensor:
     """Per sample its last visit (n,), −1 where there is none; a sample of a group that has none is refused."""
-    last = torch.full((len(trace.listed),), -1, dtype=torch.long)
-    last.scatter_reduce_(0, trace.visited, torch.arange(trace.visits), "amax")
+    last = trace.last_visits
     never = [trace.listed.ids[i] for where in positions for i in where.tolist() if last[i] < 0]
     if never:
         raise InputError(f"the recorded training never looked at {listing(never)}: leaving them out changes nothing.")
     return last
+
+
+def _gaps(trace: Trace, positions: Sequence[Tensor]) -> Tensor:
+    """Which groups (G,) fill some batch by themselves; each is looked at by its own visits only."""
+    order = trace.visited.argsort(stable=True)
+    starts = torch.searchsorted(trace.visited[order], torch.arange(len(trace.listed) + 1))
+    steps = torch.searchsorted(trace.bounds, torch.arange(trace.visits), right=True) - 1
+    sizes = trace.bounds.diff()
+    alone = torch.zeros(len(positions), dtype=torch.bool)
+    for group, where in enumerate(positions):
+        visits = torch.cat([order[starts[i] : starts[i + 1]] for i in where.tolist()])
+        held, counts = steps[visits].unique(return_counts=True)
+        alone[group] = bool((counts == sizes[held]).any())
+    return alone
 
 
 def _size(run: Run, depth: Depth) -> DepthSize:
@@ -215,7 +228,8 @@ def _lanes_at_once(trace: Trace, columns: Columns, allowed: int, *, itemsize: in
     facts = trace.facts
     parameters = len(columns.head) + (0 if columns.bias is None else len(columns.bias)) + len(columns.body)
     batch = int(trace.bounds.diff().max()) if trace.steps else 0
-    lane = itemsize * (PARAMETER_COPIES * parameters + FEATURE_COPIES * batch * (facts.features + facts.classes))
+    lane = len(trace.listed) * (itemsize + 1)  # who takes part
+    lane += itemsize * (PARAMETER_COPIES * parameters + FEATURE_COPIES * batch * (facts.features + facts.classes))
     most = allowed // lane - 1  # lane 0 is the recorded path
     if most < 1:
         raise BudgetError(

@@ -55,8 +55,8 @@ class Unlearned:
     def as_run(self) -> Run:
         """The run of the next request: the new model on the retained samples, with the new path where there is one.
 
-        It knows nothing of the forgotten samples. ``unlearn(result, …)`` instead goes back to the run that this result was made
-        from.
+        It names no forgotten sample and has none of their visits; what else may remember them is said in docs/method.md.
+        ``unlearn(result, …)`` instead goes back to the run that this result was made from.
         """
         samples = None if self.run.samples is None else self.retained
         subset = self.run.subset.on(self.model)

@@ -95,12 +95,13 @@ class _Gradients:
         check_samples(task.run.model, data)
         self._model = working_copy(task.run)
         self._subset = task.run.subset.on(self._model)
+        self._smoothing = task.trace.facts.smoothing
         self._inputs, self._labels = fast_layout(self._model, data.inputs), data.labels.to(data.inputs.device)
 
     def mean(self, batch: Tensor, vector: Tensor) -> Tensor:
         """∇ of the mean loss of these samples at these tuned parameters, (d,)."""
         self._subset.set(vector)
-        loss = batch_loss(logits(self._model, self._inputs[batch]), self._labels[batch], self._recipe)
+        loss = batch_loss(logits(self._model, self._inputs[batch]), self._labels[batch], self._recipe, smoothing=self._smoothing)
         gradients = torch.autograd.grad(loss, list(self._subset.parameters.values()))
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 

@@ -25,21 +25,21 @@ class Columns:
 
     def anchor(self, run: Run, trace: Trace) -> dict[str, Tensor]:
         """The parts of the run's anchor that a replay starts from."""
-        facts, anchor = trace.facts, run.anchor
+        facts, anchor = trace.facts, run.anchor.cpu()
         parts = {"head": anchor[self.head].view(facts.classes, facts.features), "body": anchor[self.body]}
         if self.bias is not None:
             return parts | {"bias": anchor[self.bias]}
         frozen = dict(run.model.named_parameters()).get(f"{facts.head_weight.removesuffix('weight')}bias")
-        return parts if frozen is None else parts | {"constant": frozen.detach().clone()}
+        return parts if frozen is None else parts | {"constant": frozen.detach().cpu().clone()}
 
     def moved(self, base: Tensor, lanes: Lanes, lane: int) -> Tensor:
         """``base`` (d,) with what a lane has beyond the recorded one."""
         vector = base.clone()
-        vector[self.head] += (lanes.head[lane] - lanes.head[0]).reshape(-1)
+        vector[self.head] += (lanes.head[lane] - lanes.head[0]).reshape(-1).to(base)
         if self.bias is not None and lanes.bias is not None:
-            vector[self.bias] += lanes.bias[lane] - lanes.bias[0]
+            vector[self.bias] += (lanes.bias[lane] - lanes.bias[0]).to(base)
         if lanes.body.shape[1]:
-            vector[self.body] += lanes.body[lane] - lanes.body[0]
+            vector[self.body] += (lanes.body[lane] - lanes.body[0]).to(base)
         return vector
 
 

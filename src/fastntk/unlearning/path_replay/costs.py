@@ -30,8 +30,13 @@ def cost(problem: Problem) -> list[Route]:
     if chosen == "auto":
         exact = len(exact_epochs(options["exact"], problem.trace.epochs, chosen))  # type: ignore[arg-type]
         ladder = rungs(sizes, share(options["budget"]), epochs, problem.trace.epochs, exact=exact)
+        auto = _routes(problem, ladder, epochs, points, "auto")
+        while len(ladder) > 1 and not (auto[0].fits and auto[0].memory <= problem.memory):
+            shallower = ladder[-1].depth - 1
+            ladder = [*ladder[:-1], sizes[shallower]] if shallower > ladder[-2].depth else ladder[:-1]
+            auto = _routes(problem, ladder, epochs, points, "auto")
         return [
-            *_routes(problem, ladder, epochs, points, "auto"),
+            *auto,
             *(route for size in sizes for route in _routes(problem, [size], epochs, points, _name(size, sizes))),
         ]
     size = sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
@@ -65,7 +70,7 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
     written = trace.visits * trace.features * s.itemsize  # the new trace, which goes to a folder where it is large
     work = (written if written <= IN_MEMORY * problem.memory else 0) + CHUNK_BYTES + 16 * 8 * s.parameters
     fixed = problem.fixed_seconds
-    settings = {"depth": "auto" if name == "auto" else ladder[-1].depth}
+    settings = {"ladder": tuple(size.depth for size in ladder)}
     if most == 0:
         return [Route(problem.method, "none", name, seconds + fixed, work, settings=settings)]
     making = s.input_copy + s.chunk * (problem.speed.row_bytes + s.classes * ladder[-1].numbers * s.itemsize)

@@ -1,8 +1,8 @@
 """What a replay predicts, how far two predictions are apart, and how far two seeds would be: all from the trace, without the
 network.
 
-Noise: the head is replayed with all samples in other batch orders. The body's part in the seed-to-seed spread is not seen, so the
-noise is rather too small, and a climb that is compared with it goes rather too deep.
+Noise: the head is replayed without the forgotten samples in other batch orders. The body's part in the seed-to-seed spread is not
+seen, so the noise is rather too small, and a climb that is compared with it goes rather too deep.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Watched:
 
 def watched(trace: Trace, split: Split, *, most: int = MOST) -> Watched:
     """Evenly spaced samples of both sets that were visited at least once."""
-    last = torch.full((len(trace.listed),), -1, dtype=torch.long)
-    last[trace.visited] = torch.arange(trace.visits)
+    last = trace.last_visits
     parts = [_some(part[last[part] >= 0], most) for part in (split.retain, split.forget)]
     positions = torch.cat(parts)
     forgotten = torch.cat([torch.zeros(len(parts[0]), dtype=torch.bool), torch.ones(len(parts[1]), dtype=torch.bool)])

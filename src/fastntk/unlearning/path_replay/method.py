@@ -14,7 +14,7 @@ from fastntk.planning.problem import Rows
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.checking import checked, replay_miss
 from fastntk.unlearning.path_replay.costs import cost
-from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, rungs, survey
+from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, survey
 from fastntk.unlearning.path_replay.judging import change, rounded, watched, within
 from fastntk.unlearning.path_replay.options import exact_epochs, path_epochs, share
 from fastntk.unlearning.path_replay.walking import Walk, Walker
@@ -51,7 +51,7 @@ def path_replay(
     points = path_epochs(correction, task.trace.epochs, least=0)
     chosen = parsed(depth)
     if chosen == "auto":
-        walked, climb = _climb(walker, sizes, budget, epochs, points)
+        walked, climb = _climb(walker, sizes, share(budget), epochs, points)
     else:
         size = sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
         walked, climb = walker.walk(size, epochs, points), None
@@ -65,17 +65,13 @@ def _climb(
 
     What they would change is judged by the last step: each as much as its blocks did.
     """
-    ladder = rungs(sizes, share(budget), len(epochs), walker.trace.epochs, exact=len(walker.exact))
     assert walker.task.route is not None
-    planned = walker.task.route.settings["depth"]
-    if planned != "auto":
-        fits = "deeper ones do not fit the memory and disk allowed, or where rows may be"
-        alone = {"budget": budget, "tried": [planned], "changes": [], "noise": None, "stopped": fits}
-        return walker.walk(sizes[planned], epochs, points), alone
+    ladder = [sizes[depth] for depth in walker.task.route.settings["ladder"]]
     walk = walker.walk(ladder[0], epochs, points)
     record: dict[str, Any] = {"budget": budget, "tried": [0], "changes": [], "noise": None}
     if len(ladder) == 1:
-        why = only_head(walker.run, walker.trace) if len(sizes) == 1 else "the next depth is beyond the budget"
+        beyond = "the next depth is beyond the budget, or what may be held"
+        why = only_head(walker.run, walker.trace) if len(sizes) == 1 else beyond
         return walk, record | {"stopped": why}
     watch = watched(walker.trace, walker.split)
     limit = walker.noise(watch)
@@ -92,7 +88,9 @@ def _climb(
         ahead = (sizes[-1].depth - before) / (size.depth - before)
         if within({name: ahead * value for name, value in moved.items()}, limit):
             why = "if every further block changed the answers as much, all would change them by less than two seeds differ"
-            return walk, record | {"stopped": why}
+            asked = bool(points) or bool(walker.exact)
+            again = walker.walk(size, epochs, points) if asked and size is not ladder[-1] else walk
+            return again, record | {"stopped": why}
         before = size.depth
     everything = ladder[-1] is sizes[-1]
     return walk, record | {"stopped": "all that can move was moved" if everything else "the budget ended"}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class PathNetwork:
 
     def __init__(self, run: Run, trace: Trace) -> None:
         check_samples(run.model, run.data)
-        self.run, self.trace = run, trace
+        self.run, self.trace, self.state = run, trace, _state(run)
         self._work = fast_copy(run)
         self._subset = run.subset.on(self._work)
         self._kept: dict[tuple[int, int], Checkpoint] = {}
@@ -77,35 +78,33 @@ class PathNetwork:
 
         Counted, not timed: the same on every machine.
         """
-        image = self.run.data.inputs[:1]
-        full = self._operations(self.engine, image)
-        forward, backward = full
-        training = forward + backward
-        costs = [0.0]
-        for depth in range(1, len(self.blocks) + 1):
-            one = self._operations(self._engine(depth), image)[1]
-            costs.append((forward + self.engine_backwards * one) / max(training, 1))
+        with self.engine.lock:
+            image = self.run.data.inputs[:1]
+            forward = self._operations(lambda: self.engine.outputs(image))
+            vector = self.run.subset.get()
+            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long)))
+            costs = [0.0]
+            for depth in range(1, len(self.blocks) + 1):
+                engine = self._engine(depth)
+                if engine.generic:
+                    rows = self._operations(lambda engine=engine: engine.rows(image))  # type: ignore[misc]
+                else:
+                    one = self._operations(lambda engine=engine: engine.probed_rows(image, self._probe(image)))  # type: ignore[misc]
+                    rows = forward + max(1, self.engine.backwards) * max(0.0, one - forward)
+                costs.append(rows / max(training, 1.0))
         return tuple(costs)
 
-    @property
-    def engine_backwards(self) -> int:
-        """Backward passes for the rows of a chunk."""
-        return max(1, self.engine.backwards)
-
-    def _operations(self, engine: RowEngine, image: Tensor) -> tuple[float, float]:
-        """Floating-point operations of a forward pass and of one backward pass to the engine's deepest parameter."""
-        probe = torch.zeros(1, engine.classes, 1).to(image)
+    def _probe(self, image: Tensor) -> Tensor:
+        probe = torch.zeros(1, self.engine.classes, 1).to(image)
         probe[:, 0] = 1
-        with FlopCounterMode(display=False) as alone:
-            engine.outputs(image)
-        with FlopCounterMode(display=False) as both:
-            if engine.generic:
-                engine.rows(image)
-            else:
-                engine.probed_rows(image, probe)
-        forward = alone.get_total_flops()
-        total = both.get_total_flops()
-        return float(forward), float(max(0, total - forward))
+        return probe
+
+    @staticmethod
+    def _operations(work: Callable[[], object]) -> float:
+        """Floating-point operations, counted."""
+        with FlopCounterMode(display=False) as counter:
+            work()
+        return float(counter.get_total_flops())
 
     def _engine(self, depth: int) -> RowEngine:
         """Stops its backward passes at the deepest parameter of this depth."""
@@ -126,6 +125,12 @@ class PathNetwork:
         self, depth: int, epochs: Sequence[int], *, place: str, scratch: str | Path | None, chunk: int | None
     ) -> tuple[list[Checkpoint], float]:
         """Rows at the starts of these epochs (or the end), and the seconds they took, now or before."""
+        with self.engine.lock:
+            return self._all_rows(depth, epochs, place=place, scratch=scratch, chunk=chunk)
+
+    def _all_rows(
+        self, depth: int, epochs: Sequence[int], *, place: str, scratch: str | Path | None, chunk: int | None
+    ) -> tuple[list[Checkpoint], float]:
         columns = columns_of(self.run, self.trace, self.names(depth))
         points, seconds = [], 0.0
         for epoch in epochs:
@@ -189,26 +194,28 @@ class PathNetwork:
     def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""
         inputs = self.run.data.inputs if positions is None else self.run.data.inputs[positions]
-        self._subset.set(vector)
-        outputs, features = self.engine.outputs(inputs)
+        with self.engine.lock:
+            self._subset.set(vector)
+            outputs, features = self.engine.outputs(inputs)
         assert features is not None
         return outputs, features
 
     def gradient(self, vector: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H)."""
-        self._subset.set(vector)
-        parameters = self._subset.parameters
-        head = self._work.get_submodule(self.trace.facts.head_weight.rpartition(".")[0])
-        seen: list[Tensor] = []
-        hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
-        try:
-            with torch.enable_grad():
-                outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
-                labels, facts = self.run.data.labels[positions], self.trace.facts
-                loss = batch_loss(outputs, labels, Recipe(loss=facts.loss), smoothing=facts.smoothing)  # type: ignore[arg-type]
-                gradients = torch.autograd.grad(loss, list(parameters.values()))
-        finally:
-            hook.remove()
+        with self.engine.lock:
+            self._subset.set(vector)
+            parameters = self._subset.parameters
+            head = self._work.get_submodule(self.trace.facts.head_weight.rpartition(".")[0])
+            seen: list[Tensor] = []
+            hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+            try:
+                with torch.enable_grad():
+                    outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
+                    labels, facts = self.run.data.labels[positions], self.trace.facts
+                    loss = batch_loss(outputs, labels, Recipe(loss=facts.loss), smoothing=facts.smoothing)  # type: ignore[arg-type]
+                    gradients = torch.autograd.grad(loss, list(parameters.values()))
+            finally:
+                hook.remove()
         return torch.cat([gradient.reshape(-1) for gradient in gradients]), seen[0]
 
     def recorded_features(self, epoch: int) -> Tensor:
@@ -222,9 +229,19 @@ class PathNetwork:
 
 
 def network_of(run: Run, trace: Trace) -> PathNetwork:
-    """The one kept with the trace, for this run's images."""
-    known = trace.memo.get("network")
-    if not isinstance(known, PathNetwork) or known.run.data is not run.data or known.run.model is not run.model:
-        known = PathNetwork(run, trace)
-        trace.memo["network"] = known
-    return known
+    """The one kept with the trace, for this run's weights and images as they are now."""
+    with _LOCK:
+        known = trace.memo.get("network")
+        if not isinstance(known, PathNetwork) or known.state != _state(run):
+            known = PathNetwork(run, trace)
+            trace.memo["network"] = known
+        return known
+
+
+_LOCK = threading.Lock()
+
+
+def _state(run: Run) -> tuple[object, ...]:
+    """Changes where the model or the data is another one, or torch saw it written to."""
+    written = tuple(tensor._version for tensor in (*run.model.parameters(), *run.model.buffers()))
+    return id(run.model), id(run.data), run.data.version, written

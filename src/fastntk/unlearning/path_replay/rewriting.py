@@ -1,4 +1,4 @@
-"""The trace of a new path, written while it is walked: retained visits only, and nothing of the forgotten samples.
+"""The trace of a new path, written while it is walked: the retained samples' visits only.
 
 Features are those of the new path. Gradients are kept of the parameters that moved; those that were left where they were have
 none in the new trace, because the recorded ones hold the forgotten samples' share. A later request cannot move them.
@@ -28,20 +28,35 @@ IN_MEMORY = 0.25
 """Of the memory allowed, what a new trace may take before it is written to a temporary folder instead."""
 
 
+class TemporaryHome:
+    """A folder that lives as long as this object."""
+
+    def __init__(self, parent: str | Path | None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastntk-trace-", dir=parent))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
 class Rewriter:
     """An observer of a replay with one lane."""
 
-    def __init__(self, run: Run, trace: Trace, split: Split, columns: Columns, moving: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        trace: Trace,
+        split: Split,
+        columns: Columns,
+        moving: Sequence[str],
+        *,
+        allowed: int | None = None,
+        scratch: str | Path | None = None,
+    ) -> None:
         self._run, self._trace, self._split, self._columns, self._moving = run, trace, split, columns, tuple(moving)
         self._keep = split.keep
         self._position = self._keep.long().cumsum(0) - 1
         self._epochs = trace.epoch_steps.tolist()
         self._next = 0
-        folder = None
-        if trace.nbytes > IN_MEMORY * memory_budget(None):
-            folder = Path(tempfile.mkdtemp(prefix="fastntk-trace-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._folder = folder
+        large = trace.nbytes > IN_MEMORY * memory_budget(allowed)
+        self._home = TemporaryHome(scratch) if large else None
         self._writer = TraceWriter(
             features=trace.facts.features,
             body=len(columns.body),
@@ -49,7 +64,7 @@ class Rewriter:
             dtype=run.anchor.dtype,
             half=trace.features.dtype == torch.float16,
             gradients=bool(self._moving) or not (trace.facts.body or trace.facts.left),
-            folder=folder,
+            folder=None if self._home is None else self._home.folder,
         )
 
     def __call__(self, step: int, samples: Tensor, features: Tensor, body: Tensor | None, lanes: Lanes) -> None:
@@ -87,6 +102,6 @@ class Rewriter:
         )
         listed = self._trace.listed.subset(self._split.retain)
         trace, _ = self._writer.finish(new, listed)
-        if self._folder is not None:
-            trace.memo["folder"] = self  # the files live as long as the trace does
+        if self._home is not None:
+            trace.memo["home"] = self._home
         return trace

@@ -52,6 +52,7 @@ class Walker:
         self._place, self._scratch, self._chunk = place, scratch, chunk
         self.exact = exact
         self._taken: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._remembering = False
 
     @property
     def network(self) -> PathNetwork:
@@ -98,13 +99,15 @@ class Walker:
         corrected: tuple[int, ...],
     ) -> Walk:
         started = time.perf_counter()
-        rewriter = Rewriter(self.run, self.trace, self.split, columns, names)
+        rows = self.task.row_options
+        rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=rows.memory_budget, scratch=self._scratch)
         anchor = columns.anchor(self.run, self.trace)
         lanes = replay(
             self.trace, anchor, self.keep, motion=motion, observe=rewriter, exact=self._by_network(columns, motion)
         ).lanes
         vector = columns.moved(self.run.subset.get(), lanes, 1)
         trace = rewriter.finish(lanes, vector)
+        self._taken.clear()
         self.count("replay", started)
         return Walk(
             size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected, self.exact if names else ()
@@ -119,7 +122,9 @@ class Walker:
         assert trace.weights is not None
         started = time.perf_counter()
         steps = [int(trace.epoch_steps[epoch]) for epoch in points]
+        self._remembering = True  # the walk that follows begins as this one
         first = replay(trace, anchor, self.keep, motion=motion, points=steps, exact=self._by_network(columns, motion))
+        self._remembering = False
         everyone = torch.arange(len(trace.listed))
         retained = self.split.retain
         extra, seconds = [], 0.0
@@ -155,7 +160,8 @@ class Walker:
             base = recorded(step).clone()
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples)
-            self._taken[step] = lanes.values[1].clone(), gradient[order], features
+            if self._remembering:
+                self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
 
         return exact
