@@ -25,12 +25,12 @@ COLUMNS = (
 
 
 def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
-    """One compact table over all settings that were run."""
+    """One compact table: the first setting in full, of the others one request and the cheapest and the best row."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for setting in settings:
-        records = PathRecords.read(setting, out=out)
-        for request in setting.requests:
-            for label in ROWS:
+        records, first = PathRecords.read(setting, out=out), setting is settings[0]
+        for request in setting.requests if first else setting.requests[:1]:
+            for label in ROWS if first else (ROWS[0], ROWS[-1]):
                 row = records.row(label, request)
                 if row is None or row.same["forget"].mean is None:
                     continue
