@@ -113,7 +113,9 @@ PATH: tuple[Setting, ...] = (
         )
         for setting in (VIT, VIT_50X20)
     ),
-    replace(RESNET_500, requests=ONE_AND_RANDOM, seeds=(0, 1, 2), methods=path_rows({"last stage": 3, "last two stages": 6})),
+    replace(
+        RESNET_500, requests=ONE_AND_RANDOM, seeds=(0, 1, 2, 3, 4), methods=path_rows({"last stage": 3, "last two stages": 6})
+    ),
 )
 CHAIN: tuple[Setting, ...] = (PATH[0],)
 SINGLE_PATH: tuple[Setting, ...] = (

@@ -364,7 +364,7 @@ def test_scratch_rows_of_a_killed_process_are_swept_and_the_owner_alone_reads_th
 import os, signal, sys
 from pathlib import Path
 from fastntk.base.atomic import scratch_folder
-from fastntk.tangent.linearisation import SCRATCH
+from fastntk.tangent.on_disk import SCRATCH
 with scratch_folder(Path({str(tmp_path)!r}), SCRATCH) as folder:
     (folder / "body.bin").write_bytes(b"rows")
     os.kill(os.getpid(), signal.SIGKILL)

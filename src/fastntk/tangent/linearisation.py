@@ -8,7 +8,6 @@ are served from it.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import time
@@ -19,7 +18,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fastntk.base.atomic import scratch_folder
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size
@@ -27,14 +25,13 @@ from fastntk.data import Samples
 from fastntk.linalg import HeadRows
 from fastntk.tangent import RowEngine, TangentOperator, checked_engine
 from fastntk.tangent.in_memory import rows_in_memory
-from fastntk.tangent.on_disk import rows_on_disk
+from fastntk.tangent.on_disk import rows_in_scratch, rows_on_disk
 from fastntk.training.network import check_samples, fast_copy
 from fastntk.training.run import Run
 
 Point = Literal["trained", "anchor", "midpoint"]
 RowsAt = Literal["auto", "memory", "disk", "stream"]
 Place = Literal["memory", "disk", "stream"]
-SCRATCH = "fastntk-rows"
 """Name of the folders that rows on disk are in while nobody gave one."""
 
 
@@ -110,8 +107,7 @@ def linearise(
 ) -> Linearisation:
     """The linearisation by an engine that was checked on a working copy of the run's model, with the rows where they are wanted.
 
-    Rows on disk without a ``folder`` are written to ``scratch`` (default: the system's folder for temporary files) and mapped;
-    their files are deleted at once, and the space is free again when the last who reads them is done.
+    Rows on disk without a ``folder`` are kept below ``scratch`` while they are read.
     """
     start = time.perf_counter()
     subset, inputs = engine.subset, run.data.inputs
@@ -127,11 +123,10 @@ def linearise(
         rows = TangentOperator(engine.model, subset, inputs, engine=engine)
     elif place == "memory":
         rows = rows_in_memory(engine, inputs, chunk=chunk)
+    elif folder is None:
+        rows = rows_in_scratch(engine, inputs, scratch, chunk=chunk, samples_digest=run.data.digest())
     else:
-        with contextlib.ExitStack() as stack:
-            if folder is None:
-                folder = stack.enter_context(scratch_folder(Path(scratch or tempfile.gettempdir()), SCRATCH))
-            rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
+        rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=run.data.digest())
     return Linearisation(
         at=at,
         point=point,

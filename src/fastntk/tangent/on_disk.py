@@ -22,6 +22,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.base.atomic import is_temporary, write_file
+from fastntk.base.atomic import is_temporary, scratch_folder, write_file
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import BudgetError, InputError, listing
 from fastntk.base.progress import track
@@ -42,6 +43,7 @@ from fastntk.models.card import fingerprint_of
 from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
 
 FORMAT = 1
+SCRATCH = "fastntk-rows"
 STATE, BODY, FEATURES = "state.json", "body.bin", "features.bin"
 SECONDS_BETWEEN_STATES = 5.0
 """A kill loses at most this much work (or one chunk); flushing after every chunk would wait for the disk."""
@@ -107,6 +109,17 @@ def rows_on_disk(
         _finish(engine, inputs, folder, files, key=key, done=done)
     body, *features = (file.load() for file in files)
     return engine.assemble(body, features[0] if features else None)
+
+
+def rows_in_scratch(
+    engine: RowEngine, inputs: Tensor, scratch: str | Path | None, *, chunk: int | None = None, samples_digest: str | None = None
+) -> HeadRows:
+    """:func:`rows_on_disk` below ``scratch`` (default: the system's folder for temporary files), for as long as they are read.
+
+    Their files are deleted at once; the space is free again when the last who reads them is done.
+    """
+    with scratch_folder(Path(scratch or tempfile.gettempdir()), SCRATCH) as folder:
+        return rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=samples_digest)
 
 
 def bytes_on_disk(folder: str | Path) -> int:

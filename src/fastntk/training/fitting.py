@@ -34,12 +34,12 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     anchor = subset.get()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorded: Trace | None = None
+    recorder, folder = None, None
     with contextlib.ExitStack() as stack:
-        recorder = None
         if trace is not None and trace is not False:
             check_samples(model, samples)
-            folder = None if trace is True else stack.enter_context(new_folder(Path(trace)))
-            if folder is not None:
+            if trace is not True:
+                folder = stack.enter_context(new_folder(Path(trace)))
                 folder.chmod(0o700)
             recorder = stack.enter_context(FitRecorder(model, subset, samples, recipe, folder=folder))
             stack.callback(recorder.writer.close)
@@ -54,8 +54,8 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
             for name, buffer in model.named_buffers():  # BatchNorm statistics, where the recipe updates them
                 buffer.copy_(buffers[name])
             raise
-    if recorded is not None and not isinstance(trace, bool) and trace is not None:
-        recorded = read_trace(Path(trace), verify=False)
+    if folder is not None:  # it has its name now
+        recorded = read_trace(Path(str(trace)), verify=False)
     return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded)
 
 

@@ -232,8 +232,7 @@ def without_images(samples: Samples) -> Samples:
     """The same ids, labels and class names, with inputs of no pixels."""
     labels = samples.labels.detach().cpu()
     listed = Samples(torch.empty(len(samples), 0), labels, ids=samples.ids, classes=samples.classes)
-    object.__setattr__(listed, "num_classes", samples.num_classes)
-    return listed
+    return listed.counting(samples.num_classes)
 
 
 def describe(visits: int, features: int, steps: int, body: int, epochs: int, width: int, itemsize: int) -> dict[str, Any]:

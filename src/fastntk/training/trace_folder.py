@@ -81,7 +81,7 @@ def read_trace(folder: Path, *, verify: bool = True) -> Trace:
     small = safetensors.torch.load_file(folder / STEPS)
     entries = json.loads((folder / LISTED).read_text("utf-8"))
     listed = Samples(torch.empty(len(entries["ids"]), 0), entries["labels"], ids=entries["ids"], classes=entries["classes"])
-    object.__setattr__(listed, "num_classes", entries["num_classes"])
+    listed = listed.counting(entries["num_classes"])
     series: dict[str, Series] = {}
     for name, facts in files.items():
         if name.endswith(".bin"):

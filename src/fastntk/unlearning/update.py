@@ -88,8 +88,8 @@ def check_step(
     sets: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for name, indices in (("retain", split.retain), ("forget", split.forget)):
         if len(indices):
-            some = _some(indices)
-            sets[name] = (run.data.inputs[some], linearisation.outputs[some], predicted(some))
+            few = some(indices)
+            sets[name] = (run.data.inputs[few], linearisation.outputs[few], predicted(few))
     with engine.lock, _restored(linearisation):
         subset.set(linearisation.theta)
         probe = _probe(run, split)
@@ -100,7 +100,9 @@ def check_step(
 
         def errors(length: float) -> dict[str, float]:
             subset.set(linearisation.theta + length * delta)
-            return {name: _error(predict(work, inputs), then, expected) for name, (inputs, then, expected) in sets.items()}
+            return {
+                name: prediction_error(predict(work, inputs), then, expected) for name, (inputs, then, expected) in sets.items()
+            }
 
         by_length = {1.0: errors(1.0)}
         chosen = 1.0
@@ -113,7 +115,7 @@ def check_step(
     reasons = []
     if final.get("retain", 0.0) > RETRAIN:
         reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")
-    looked_at = len(_some(split.retain))
+    looked_at = len(some(split.retain))
     if (before - after) * looked_at > max(DROP * looked_at, FEW):
         reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
     if miss > MISS:
@@ -142,16 +144,17 @@ def _restored(linearisation: Linearisation) -> Iterator[None]:
 
 def _retained_accuracy(run: Run, linearisation: Linearisation, split: Split, subset: Subset, step: Tensor) -> tuple[float, float]:
     """Accuracy on (evenly spaced) retained samples before and after the step, as fractions."""
-    some = _some(split.retain)
-    labels = run.data.labels[some]
+    few = some(split.retain)
+    labels = run.data.labels[few]
     subset.set(linearisation.theta + step)
-    pair = linearisation.outputs[some], predict(subset.model, run.data.inputs[some])
+    pair = linearisation.outputs[few], predict(subset.model, run.data.inputs[few])
     before, after = (float((outputs.argmax(1) == labels).double().mean()) for outputs in pair)
     return before, after
 
 
-def _some(indices: Tensor) -> Tensor:
-    return indices[torch.linspace(0, len(indices) - 1, min(MOST, len(indices))).round().long()]
+def some(indices: Tensor, most: int = MOST) -> Tensor:
+    """At most so many of them, evenly spaced."""
+    return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]
 
 
 def _probe(run: Run, split: Split) -> Tensor | None:
@@ -164,7 +167,9 @@ def _probe(run: Run, split: Split) -> Tensor | None:
     return 0.5 * (inputs[:count] + inputs[count:])
 
 
-def _error(actual: Tensor, before: Tensor, predicted: Tensor) -> float:
+def prediction_error(actual: Tensor, before: Tensor, predicted: Tensor) -> float:
+    """‖actual − predicted‖ / ‖predicted − before‖ of logits (k, C), centred per sample."""
+
     def centre(z: Tensor) -> Tensor:
         return z.double() - z.double().mean(1, keepdim=True)
 

@@ -6,21 +6,18 @@ import dataclasses
 import time
 from typing import Any
 
-from torch import Tensor
-
 from fastntk.training.trace import Trace
-from fastntk.unlearning.path_replay.judging import Watched, change, watched
+from fastntk.unlearning.path_replay.judging import change, watched
 from fastntk.unlearning.path_replay.walking import Walk, Walker
+from fastntk.unlearning.update import RETRAIN, prediction_error
 
 MISS = 0.05
 """How far the replay of all samples may end from the trained weights, over the fine-tuning's own length."""
-RETRAIN = 0.8
-"""Relative error of the predicted logits on retained samples from which a result is not to be trusted."""
 CHECKED = 64
 """Samples of each set on which the network is asked whether it does what the replay said."""
 
 
-def replay_miss(walker: Walker, walk: Walk) -> float:
+def _replay_miss(walker: Walker, walk: Walk) -> float:
     """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
     theta, origin = walker.run.subset.get(), walker.run.anchor
     columns = walk.columns
@@ -36,7 +33,7 @@ def replay_miss(walker: Walker, walk: Walk) -> float:
 def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
     """Does the trace lead to the trained weights, does the network do what the replay said, do errors of requests in a row
     add up? Returns the new trace, what is known of the chain, and the verdict."""
-    miss = replay_miss(walker, walk)
+    miss = _replay_miss(walker, walk)
     reasons = []
     if miss > MISS:
         reasons.append(f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way")
@@ -68,19 +65,11 @@ def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float]:
     variation of actual and predicted answers on the retained ones."""
     watch = watched(walker.trace, walker.split, most=CHECKED)
     theta = walker.run.subset.get()
-    before, _ = walker.network.features(theta, watch.positions)
+    before, features = walker.network.features(theta, watch.positions)
     after, _ = walker.network.features(walk.vector, watch.positions)
-    at_theta = Watched(watch.positions, watch.forgotten, watch.labels, walker.network.features(theta, watch.positions)[1])
-    said = walker.expected(walk, at_theta)
+    said = walker.expected(walk, dataclasses.replace(watch, features=features))
     sets = {"retain": ~watch.forgotten, "forget": watch.forgotten}
-    errors = {name: _error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())}
+    errors = {
+        name: prediction_error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())
+    }
     return errors, change(after, said, watch)["retain"]
-
-
-def _error(actual: Tensor, before: Tensor, said: Tensor) -> float:
-    def centred(logits: Tensor) -> Tensor:
-        return logits.double() - logits.double().mean(1, keepdim=True)
-
-    miss = (centred(actual) - centred(said)).norm()
-    step = (centred(said) - centred(before)).norm()
-    return 0.0 if miss == 0 else float(miss / step.clamp_min(1e-12 * (1 + centred(before).norm())))

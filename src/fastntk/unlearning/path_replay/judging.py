@@ -19,6 +19,7 @@ from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.columns import columns_of
 from fastntk.unlearning.path_replay.replay import Lanes, Motion, replay
+from fastntk.unlearning.update import some
 
 SHUFFLES = 3
 MOST = 512
@@ -38,7 +39,7 @@ class Watched:
 def watched(trace: Trace, split: Split, *, most: int = MOST) -> Watched:
     """Evenly spaced samples of both sets that were visited at least once."""
     last = trace.last_visits
-    parts = [_some(part[last[part] >= 0], most) for part in (split.retain, split.forget)]
+    parts = [some(part[last[part] >= 0], most) for part in (split.retain, split.forget)]
     positions = torch.cat(parts)
     forgotten = torch.cat([torch.zeros(len(parts[0]), dtype=torch.bool), torch.ones(len(parts[1]), dtype=torch.bool)])
     empty = torch.empty(0, trace.facts.features, dtype=trace.features.dtype)
@@ -92,7 +93,3 @@ def within(figures: dict[str, float], limit: dict[str, float]) -> bool:
 def rounded(figures: dict[str, float]) -> dict[str, Any]:
     """For records."""
     return {name: float(f"{value:.3g}") for name, value in figures.items()}
-
-
-def _some(indices: Tensor, most: int) -> Tensor:
-    return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]

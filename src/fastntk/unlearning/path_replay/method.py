@@ -12,7 +12,7 @@ from typing import Any
 
 from fastntk.planning.problem import Rows
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.path_replay.checking import checked, replay_miss
+from fastntk.unlearning.path_replay.checking import checked
 from fastntk.unlearning.path_replay.costs import cost
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, survey
 from fastntk.unlearning.path_replay.judging import change, rounded, watched, within
@@ -45,21 +45,27 @@ def path_replay(
     itself, without the forgotten samples; by default one of twenty, none at depth ``head`` and by ``auto``. ``budget``: what
     ``auto`` may spend, as a share of a Retrain.
     """
-    walker = Walker(task, place=_place(task), scratch=scratch, chunk=chunk, exact=exact_epochs(exact, task.trace.epochs, depth))
+    walker = Walker(task, place=_place(task), scratch=scratch, chunk=chunk)
     sizes = survey(task.run, {"depth": depth})
     epochs = path_epochs(checkpoints, task.trace.epochs, least=1)
     points = path_epochs(correction, task.trace.epochs, least=0)
+    by_network = exact_epochs(exact, task.trace.epochs, depth)
     chosen = parsed(depth)
     if chosen == "auto":
-        walked, climb = _climb(walker, sizes, share(budget), epochs, points)
+        walked, climb = _climb(walker, sizes, share(budget), epochs, points, by_network)
     else:
         size = sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
-        walked, climb = walker.walk(size, epochs, points), None
+        walked, climb = walker.walk(size, epochs, points, by_network), None
     return _outcome(walker, walked, sizes, epochs, climb, validate=validate)
 
 
 def _climb(
-    walker: Walker, sizes: Sequence[DepthSize], budget: float, epochs: Sequence[int], points: Sequence[int]
+    walker: Walker,
+    sizes: Sequence[DepthSize],
+    budget: float,
+    epochs: Sequence[int],
+    points: Sequence[int],
+    exact: Sequence[int],
 ) -> tuple[Walk, dict[str, Any]]:
     """Deeper and deeper, until all further blocks would change the answers by less than two seeds differ, or the budget ends.
 
@@ -67,7 +73,7 @@ def _climb(
     """
     assert walker.task.route is not None
     ladder = [sizes[depth] for depth in walker.task.route.settings["ladder"]]
-    walk = walker.walk(ladder[0], epochs, points)
+    walk = walker.walk(ladder[0])
     record: dict[str, Any] = {"budget": budget, "tried": [0], "changes": [], "noise": None}
     if len(ladder) == 1:
         beyond = "the next depth is beyond the budget, or what may be held"
@@ -79,7 +85,7 @@ def _climb(
     answers = walker.expected(walk, watch)
     before = 0
     for size in ladder[1:]:
-        deeper = walker.walk(size, epochs, points) if size is ladder[-1] else walker.probe(size, epochs)
+        deeper = walker.walk(size, epochs, points, exact) if size is ladder[-1] else walker.walk(size, epochs, (), ())
         new = walker.expected(deeper, watch)
         moved = change(new, answers, watch)
         record["tried"].append(size.depth)
@@ -88,8 +94,8 @@ def _climb(
         ahead = (sizes[-1].depth - before) / (size.depth - before)
         if within({name: ahead * value for name, value in moved.items()}, limit):
             why = "if every further block changed the answers as much, all would change them by less than two seeds differ"
-            asked = bool(points) or bool(walker.exact)
-            again = walker.walk(size, epochs, points) if asked and size is not ladder[-1] else walk
+            asked = size is not ladder[-1] and (points or exact)  # of the result, but not of a probe
+            again = walker.walk(size, epochs, points, exact) if asked else walk
             return again, record | {"stopped": why}
         before = size.depth
     everything = ladder[-1] is sizes[-1]
@@ -105,7 +111,7 @@ def _outcome(
     moved = [name for name in run.subset.names if name in head or name in walk.names]
     left = [name for name in run.subset.names if name not in moved]
     everything = walk.size is sizes[-1] and not facts.left and not left
-    details = {
+    details: dict[str, Any] = {
         "depth": "head" if not walk.size.depth else "all" if everything else walk.size.depth,
         "blocks": walk.size.depth,
         "moved": moved,
@@ -118,9 +124,9 @@ def _outcome(
         "climb": climb,
         "next_depth": _next_depth(walk.size, sizes, len(epochs), walker.trace.epochs),
         "trace": walker.trace.summary(),
-        "replay_miss": replay_miss(walker, walk),
     }
-    trace, details["chain"], details["validity"] = checked(walker, walk, validate=validate)
+    trace, chain, validity = checked(walker, walk, validate=validate)
+    details |= {"chain": chain, "validity": validity, "replay_miss": validity["replay_miss"]}
     notes = []
     if left:
         notes.append(

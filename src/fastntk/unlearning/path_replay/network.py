@@ -6,8 +6,6 @@ trace.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastntk.base.atomic import scratch_folder
 from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.tangent.blocks import Block, blocks
-from fastntk.tangent.guards import check_inputs, check_mode, check_outputs, check_rows
+from fastntk.tangent.guards import HANDFUL, check_inputs, check_mode, check_outputs, check_rows
 from fastntk.tangent.in_memory import rows_in_memory
-from fastntk.tangent.on_disk import rows_on_disk
+from fastntk.tangent.on_disk import rows_in_scratch
 from fastntk.training.loop import batch_loss
 from fastntk.training.network import check_samples, fast_copy, fast_layout
 from fastntk.training.recipe import Recipe
@@ -32,9 +29,6 @@ from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.columns import columns_of
 from fastntk.unlearning.path_replay.motion import Checkpoint
-
-SCRATCH = "fastntk-rows"
-HANDFUL = 4
 
 
 class PathNetwork:
@@ -172,9 +166,7 @@ class PathNetwork:
         if place == "memory":
             rows = rows_in_memory(engine, inputs, chunk=chunk)
         else:
-            with contextlib.ExitStack() as stack:
-                folder = stack.enter_context(scratch_folder(Path(scratch or tempfile.gettempdir()), SCRATCH))
-                rows = rows_on_disk(engine, inputs, folder, chunk=chunk, samples_digest=self.run.data.digest())
+            rows = rows_in_scratch(engine, inputs, scratch, chunk=chunk, samples_digest=self.run.data.digest())
         own = engine.subset.slices
         where = torch.cat([torch.arange(own[name].start, own[name].stop) for name in trace.facts.body if name in own])
         position = torch.empty(engine.subset.numel, dtype=torch.long)

@@ -66,16 +66,10 @@ class Lanes:
 
 @dataclass(eq=False)
 class Replayed:
-    """Where the lanes ended, less the recorded one: ``head`` (G, C, H), ``bias`` (G, C), ``body`` (G, m). ``points``: the lanes'
-    parameters (L, p) before the steps asked for."""
+    """Where the lanes ended. ``points``: the lanes before the steps asked for."""
 
     lanes: Lanes
     points: dict[int, Lanes] = field(default_factory=dict)
-
-    def difference(self, part: str) -> Tensor | None:
-        """Lanes 1 … less lane 0, of ``head``, ``bias`` or ``body``."""
-        values: Tensor | None = getattr(self.lanes, part)
-        return None if values is None else values[1:] - values[:1]
 
 
 Observer = Callable[[int, Tensor, Tensor, Tensor | None, Lanes], None]
@@ -104,10 +98,9 @@ def replay(
     ``anchor``: ``head`` (C, H), ``bias`` (C,) where it is tuned, ``constant`` (C,) where it is not, ``body`` (m,) of the motion's
     columns. ``points``: steps before which the lanes are copied. ``order(epoch, visits)``: another order of the visits of an
     epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by
-    the network's own gradient. With several lanes every step has to retain something in each: see :func:`has_gaps`.
+    the network's own gradient. With several lanes every step has to retain something
+    in each.
     """
-    if len(keep) > 1 and bool(has_gaps(trace, keep).any()):
-        raise InputError("several lanes need a retained sample in every batch: replay the others alone")
     stack = _Stack(trace, anchor, keep, motion)
     copies: dict[int, Lanes] = {}
     epochs, bounds = trace.epoch_steps.tolist(), trace.bounds.tolist()
@@ -166,6 +159,8 @@ class _Stack:
         weight = self._mask[:, samples]
         count = weight.sum(1, keepdim=True)
         self.empty = bool((count[1:] == 0).any())
+        if self.empty and len(count) > 2:
+            raise InputError("several lanes need a retained sample in every batch: replay the others alone")
         weight = (weight / count.clamp_min(1)).unsqueeze(2)
         h = h.to(self._origin.dtype)
         labels = self._trace.listed.labels[samples]
@@ -229,16 +224,6 @@ class _Stack:
             return lanes.bias.unsqueeze(1)
         zero = torch.zeros(lanes.head.shape[1]).to(lanes.values) if self._constant is None else self._constant
         return zero.expand(len(lanes.values), 1, -1)
-
-
-def has_gaps(trace: Trace, keep: Tensor) -> Tensor:
-    """Which lanes (G,) leave some batch with no sample at all."""
-    starts = trace.bounds[:-1]
-    gaps = torch.zeros(len(keep), dtype=torch.bool)
-    for lane, row in enumerate(keep):
-        counts = torch.cat([torch.zeros(1, dtype=torch.long), row[trace.visited].long().cumsum(0)])
-        gaps[lane] = bool((counts[trace.bounds[1:]] == counts[starts]).any())
-    return gaps
 
 
 def _start(trace: Trace, anchor: dict[str, Tensor], count: int, motion: Motion | None) -> Lanes:

@@ -44,29 +44,26 @@ class Walk:
 class Walker:
     """One request: what all its replays share."""
 
-    def __init__(
-        self, task: Task, *, place: Rows, scratch: str | Path | None, chunk: int | None, exact: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, task: Task, *, place: Rows, scratch: str | Path | None, chunk: int | None) -> None:
         self.task, self.run, self.trace, self.split = task, task.run, task.trace, task.split
         self.keep = task.keep.unsqueeze(0)
         self._place, self._scratch, self._chunk = place, scratch, chunk
-        self.exact = exact
         self._taken: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self._remembering = False
 
     @property
     def network(self) -> PathNetwork:
         """The network, where a depth needs it."""
         return network_of(self.run, self.trace)
 
-    def walk(self, size: DepthSize, epochs: Sequence[int], points: Sequence[int]) -> Walk:
-        """Replay at one depth, with its correction."""
-        run, trace = self.run, self.trace
+    def walk(self, size: DepthSize, epochs: Sequence[int] = (), points: Sequence[int] = (), exact: Sequence[int] = ()) -> Walk:
+        """Replay at one depth: rows at the starts of ``epochs``, a correction at ``points``, ``exact`` epochs by the network.
+
+        At depth ``head`` there is none of them.
+        """
         names = self.network.names(size.depth) if size.depth else ()
-        columns = columns_of(run, trace, names)
-        anchor = columns.anchor(run, trace)
+        columns = columns_of(self.run, self.trace, names)
         if not size.depth:
-            return self._walked(size, names, columns, None, 0.0, False, ())
+            return self._walked(size, names, columns, None, 0.0, False, (), ())
         reused = self.network.has_rows(size.depth, epochs)
         started = time.perf_counter()
         found, seconds = self.network.rows(
@@ -76,17 +73,9 @@ class Walker:
             self.count("rows", started)
         motion = RowMotion(found, columns.inside)
         if points:
-            motion, extra = self._corrected(motion, columns, anchor, points)
+            motion, extra = self._corrected(motion, columns, points, exact)
             seconds += extra
-        return self._walked(size, names, columns, motion, seconds, reused, tuple(points))
-
-    def probe(self, size: DepthSize, epochs: Sequence[int]) -> Walk:
-        """Replay at one depth from rows alone, without correction and exact epochs: to see how much it changes."""
-        exact, self.exact = self.exact, ()
-        try:
-            return self.walk(size, epochs, ())
-        finally:
-            self.exact = exact
+        return self._walked(size, names, columns, motion, seconds, reused, tuple(points), tuple(exact))
 
     def _walked(
         self,
@@ -97,24 +86,23 @@ class Walker:
         rows_seconds: float,
         reused: bool,
         corrected: tuple[int, ...],
+        exact: tuple[int, ...],
     ) -> Walk:
         started = time.perf_counter()
         rows = self.task.row_options
         rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=rows.memory_budget, scratch=self._scratch)
         anchor = columns.anchor(self.run, self.trace)
         lanes = replay(
-            self.trace, anchor, self.keep, motion=motion, observe=rewriter, exact=self._by_network(columns, motion)
+            self.trace, anchor, self.keep, motion=motion, observe=rewriter, exact=self._by_network(columns, exact)
         ).lanes
         vector = columns.moved(self.run.subset.get(), lanes, 1)
         trace = rewriter.finish(lanes, vector)
         self._taken.clear()
         self.count("replay", started)
-        return Walk(
-            size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected, self.exact if names else ()
-        )
+        return Walk(size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected, exact)
 
     def _corrected(
-        self, motion: RowMotion, columns: Columns, anchor: dict[str, Tensor], points: Sequence[int]
+        self, motion: RowMotion, columns: Columns, points: Sequence[int], exact: Sequence[int]
     ) -> tuple[RowMotion, float]:
         """The motion with what the true features show at a few points of the path that it leads to, and the seconds of what
         serves later requests too."""
@@ -122,10 +110,10 @@ class Walker:
         assert trace.weights is not None
         started = time.perf_counter()
         steps = [int(trace.epoch_steps[epoch]) for epoch in points]
-        self._remembering = True  # the walk that follows begins as this one
-        first = replay(trace, anchor, self.keep, motion=motion, points=steps, exact=self._by_network(columns, motion))
-        self._remembering = False
-        everyone = torch.arange(len(trace.listed))
+        anchor = columns.anchor(self.run, trace)
+        # The walk that follows begins as this one, so what the network said is kept for it.
+        by_network = self._by_network(columns, exact, keep=True)
+        first = replay(trace, anchor, self.keep, motion=motion, points=steps, exact=by_network)
         retained = self.split.retain
         extra, seconds = [], 0.0
         for epoch, step in zip(points, steps):
@@ -135,19 +123,22 @@ class Walker:
             true = torch.zeros_like(known)
             true[retained] = network.features(columns.moved(trace.weights[epoch], lanes, 1), retained)[1] - known[retained]
             said = torch.zeros_like(known)
-            for part in everyone[retained].split(256):
+            for part in retained.split(256):
                 said[part] = motion.at(step, part).forward(lanes.body - lanes.body[:1])[1]
             extra.append(true - said)
         self.count("correction", started)
         return RowMotion(motion.checkpoints, motion.columns, Correction(tuple(steps), tuple(extra))), seconds
 
-    def _by_network(self, columns: Columns, motion: RowMotion | None) -> Exact | None:
-        """Gradients of the network itself in the epochs where they are asked for; nothing where the body does not move."""
-        if not self.exact or motion is None or len(self.split.forget) == 0:
+    def _by_network(self, columns: Columns, epochs: Sequence[int], *, keep: bool = False) -> Exact | None:
+        """Gradients of the network itself in these epochs; None where there are none, or nothing is forgotten.
+
+        ``keep``: remember them until the next walk is over.
+        """
+        if not epochs or len(self.split.forget) == 0:
             return None
         trace = self.trace
         starts = trace.epoch_steps.tolist()
-        chosen = {step for epoch in self.exact for step in range(starts[epoch], starts[epoch + 1])}
+        chosen = {step for epoch in epochs for step in range(starts[epoch], starts[epoch + 1])}
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
         recorded = self._recorded(order)
 
@@ -160,7 +151,7 @@ class Walker:
             base = recorded(step).clone()
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples)
-            if self._remembering:
+            if keep:
                 self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
 
