@@ -27,6 +27,7 @@ from fastntk.base.errors import DivergedError
 from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.training.network import eval_mode, fast_layout
+from fastntk.training.optimizers import Group
 from fastntk.training.trace import TraceFacts, TraceWriter
 from fastntk.tuning import Subset, find_head
 
@@ -131,7 +132,7 @@ class LoopRecorder:
             body=self.body,
             left=(),
             optimizer="AdamW",
-            options={"weight_decay": options.weight_decay, "betas": list(options.betas)},
+            groups=(Group(self._subset.names, {"weight_decay": options.weight_decay, "betas": list(options.betas)}),),
             penalty=0.0,
             loss="cross-entropy",
             smoothing=options.smoothing,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastntk.training.fitting import fit
     from fastntk.training.network import predict
     from fastntk.training.recipe import Recipe
+    from fastntk.training.recorder import Recorder, record
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
@@ -44,6 +45,7 @@ __all__ = [
     "Linearisation",
     "Plan",
     "Recipe",
+    "Recorder",
     "Rehearsal",
     "Removals",
     "Run",
@@ -65,6 +67,7 @@ __all__ = [
     "parse_classes",
     "plan",
     "predict",
+    "record",
     "rehearse",
     "removals",
     "save_result",
@@ -84,6 +87,7 @@ _HOMES = {
     "Linearisation": "tangent.linearisation",
     "Plan": "planning",
     "Recipe": "training.recipe",
+    "Recorder": "training.recorder",
     "Rehearsal": "unlearning",
     "Removals": "unlearning.removals",
     "Run": "training.run",
@@ -105,6 +109,7 @@ _HOMES = {
     "parse_classes": "data.request",
     "plan": "unlearning",
     "predict": "training",
+    "record": "training.recorder",
     "rehearse": "unlearning",
     "removals": "unlearning.removals",
     "save_result": "storage.results",

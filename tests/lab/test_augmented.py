@@ -170,7 +170,7 @@ def test_the_trace_on_disk_says_what_the_loop_did(tmp_path: Path) -> None:
     trained = experiment.train(100, None, trace=tmp_path / "trace")
     facts = read_trace(tmp_path / "trace").facts
     assert (facts.optimizer, facts.smoothing, facts.penalty) == ("AdamW", 0.1, 0.0)
-    assert facts.options == {"weight_decay": 1e-2, "betas": [0.9, 0.999]}
+    assert facts.groups[0].options == {"weight_decay": 1e-2, "betas": [0.9, 0.999]}
     again = experiment.train(100, None)
     assert torch.equal(again.vector, trained.vector)
     part = experiment.train(100, None, epochs=1)

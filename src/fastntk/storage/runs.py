@@ -31,6 +31,7 @@ from fastntk.models.card import attach_card, card_from_dict, card_of
 from fastntk.storage.data import check_data, data_facts, fitted
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
 from fastntk.storage.traces import store_trace, stored_trace
+from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.tuning import Subset, attach_prompts
@@ -78,6 +79,7 @@ def load_run(
     model: nn.Module | None = None,
     kinds: tuple[str, ...] = (RUN, RESULT),
     trace: bool = True,
+    loss: LossFunction | None = None,
 ) -> Run:
     """Read and verify a folder and rebuild its run; the model is in eval mode, all but the subset frozen.
 
@@ -86,7 +88,8 @@ def load_run(
     that ``build_model`` did not make; it is changed in place, and only after everything was checked.
 
     A result is the run of the next request: its samples are the retained ones, labels and class names those of before.
-    ``trace=False``: leave the trace out (it is not read, so neither verified).
+    ``trace=False``: leave the trace out (it is not read, so neither verified). ``loss``: the function that the loop was recorded
+    with, where it was one of its own, which no file holds.
     """
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
@@ -94,6 +97,8 @@ def load_run(
         samples = fitted(samples, manifest["data"])
         check_data(manifest, samples)
     recorded = stored_trace(bundle.folder, manifest) if trace else None
+    if recorded is not None and loss is not None:
+        recorded = recorded.with_loss(loss)
     state = _stored_state(bundle)
     rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
     _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
+from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
@@ -73,8 +74,15 @@ class Run:
         return save_run(self, Path(folder))
 
     @classmethod
-    def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
+    def load(
+        cls,
+        folder: str | Path,
+        samples: Samples | None = None,
+        *,
+        model: nn.Module | None = None,
+        loss: LossFunction | None = None,
+    ) -> Run:
         """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.storage.runs import load_run
 
-        return load_run(Path(folder), samples=samples, model=model)
+        return load_run(Path(folder), samples=samples, model=model, loss=loss)

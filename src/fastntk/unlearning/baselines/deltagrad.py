@@ -53,7 +53,7 @@ def replayed(task: Task, *, period: int, burn_in: int, history: int) -> tuple[Te
     run, trace = task.run, task.trace
     network = _Gradients(task)
     pairs = History(history)
-    new = PathOptimizer(trace, run.anchor)
+    new = PathOptimizer(trace, run.subset, run.anchor)
     counts = {"steps": trace.steps, "computed": 0, "guessed": 0, "fell_back": 0, "skipped": 0}
     for step in track(recorded_path(trace, run.subset, run.anchor), "deltagrad", total=trace.steps):
         kept = task.keep[step.samples]
