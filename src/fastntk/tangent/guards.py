@@ -112,12 +112,12 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
     parameters = {name: p for name, p in engine.subset.parameters.items() if p.numel()}
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(engine.classes, generator=generator).to(inputs)
-    rows = engine.rows(inputs).dense()
+    rows = engine.rows(inputs).dense().cpu()  # with the comparison: not every device has float64
     expected = _gradients(engine.model, parameters, inputs, u)
     _check_finite(expected, inputs.dtype)
     wrong, errors = set(engine.misplaced), {}
     for name, gradients in expected.items():
-        gaps = _most(torch.einsum("c,ncd->nd", u.double(), rows[:, :, engine.slices[name]].double()) - gradients)
+        gaps = _most(torch.einsum("c,ncd->nd", u.cpu().double(), rows[:, :, engine.slices[name]].double()) - gradients)
         if not bool((gaps <= ROWS_TOLERANCE[inputs.dtype] * _most(gradients)).all()):
             errors[name] = float(gaps.max())
     if errors:
@@ -146,7 +146,7 @@ def _gradients(model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Te
         for name, p in parameters.items():
             p.requires_grad_(flags[name])
     return {
-        name: torch.stack([(torch.zeros_like(p) if g is None else g).reshape(-1) for g in column])
+        name: torch.stack([(torch.zeros_like(p) if g is None else g).reshape(-1).cpu() for g in column])
         for (name, p), column in zip(parameters.items(), zip(*made))
     }
 
