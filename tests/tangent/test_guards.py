@@ -76,7 +76,10 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_no_disagreement(dtype: torc
     assert disagreement(engine, inputs, "query.bias") < ROWS_TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-9), (torch.float64, 1e-15), (torch.bfloat16, 1e-6), (torch.float16, 1e-2)])
+SIZES = {torch.float32: 1e-9, torch.float64: 1e-15, torch.bfloat16: 1e-6, torch.float16: 1e-2}
+
+
+@pytest.mark.parametrize(("dtype", "size"), SIZES.items(), ids=str)
 def test_wrong_rows_with_small_gradients_are_found(dtype: torch.dtype, size: float) -> None:
     model = shaken(Transposed(size)).to(dtype)
     subset = fastntk.tune(model, "norm.*+small.*+head")

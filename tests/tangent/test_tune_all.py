@@ -1,6 +1,6 @@
 """``tune(model, "all")`` on networks of timm and Hugging Face after a few steps of training, from rows to requests.
 
-Those of timm at their own width are here for the rows; whole requests go over narrow ones. With ``-m slow``: both on all.
+By default narrow ones, of the same layers; with ``-m slow`` those of timm at their own width.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def by_autograd(model: nn.Module, subset: Subset, images: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float32) for name in WIDE),
         *((name, dtype) for name in ("hf sdpa", "hf eager", *NARROW) for dtype in (torch.float32, torch.float64)),
-        *(pytest.param(name, torch.float64, marks=slow) for name in WIDE),
+        *(pytest.param(name, dtype, marks=slow) for name in WIDE for dtype in (torch.float32, torch.float64)),
     ],
     ids=str,
 )
 def test_rows_agree_with_autograd_and_are_direct(name: str, dtype: torch.dtype) -> None:
     model, subset, samples = trained(name, dtype)
     images = samples.inputs[:2]
+    engine = checked_engine(model, subset, images)
     made, expected = fastntk.jacobian(model, subset, images), by_autograd(model, subset, images)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     if name == "hf eager" and dtype == torch.float64:
@@ -105,14 +105,13 @@ def test_rows_agree_with_autograd_and_are_direct(name: str, dtype: torch.dtype) 
         error, size = ((x[:, :, part]).norm() for x in (made - expected, expected))
         # The true gradient of a key's bias is zero.
         assert ".k_proj.bias" in parameter or ".key.bias" in parameter or error <= 10 * tolerance * size, parameter
-    routes = checked_engine(model, subset, images).routes
-    assert routes["vmap(jacrev)"] == {}
-    assert routes["unused"] == []
-    assert len(routes["closed form"]) == 2  # type: ignore[arg-type]
+    assert engine.generic == engine.unused == ()
+    assert len(engine.head_names) == 2
 
 
 LAST_TO_FIRST = {
-    "narrow resnet": ["layer4.1", "layer4.0", "layer3.1", "layer3.0", "layer2.1", "layer2.0", "layer1.1", "layer1.0", "bn1", "conv1"],
+    "narrow resnet": ["layer4.1", "layer4.0", "layer3.1", "layer3.0", "layer2.1", "layer2.0", "layer1.1", "layer1.0", "bn1",
+                      "conv1"],
     "narrow convnext": ["head.norm", "stages.3.blocks.0", "stages.3", "stages.2.blocks.1", "stages.2.blocks.0", "stages.2",
                         "stages.1.blocks.0", "stages.1", "stages.0.blocks.0", "stem.1", "stem.0"],
 }  # fmt: skip

@@ -67,8 +67,8 @@ def check_inputs(model: nn.Module, subset: Subset, inputs: Tensor) -> None:
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if len(kinds) > 1 and any(kind.itemsize < 4 for kind in kinds):
         raise InputError(
-            f"The model's parameters are of several kinds ({listing(sorted(str(kind) for kind in kinds))}): rows are made in one. "
-            "Convert model and inputs: model.float(), inputs.float()."
+            f"The model's parameters are of several kinds ({listing(sorted(str(kind) for kind in kinds))}), and rows are made in "
+            "one. Convert model and inputs: model.float(), inputs.float()."
         )
     first = next(iter(subset.parameters.values()))
     if inputs.dtype != first.dtype or inputs.device != first.device:
@@ -154,7 +154,7 @@ def _gradients(model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Te
 def _rounding(
     model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Tensor, u: Tensor, expected: dict[str, Tensor]
 ) -> dict[str, float]:
-    """Each parameter's own rounding: by how much Jᵀu differs if the inputs' last digit does and u comes in two parts, v + (u − v).
+    """Each parameter's own rounding: how much Jᵀu differs if the inputs' last digit does and u comes in two parts, v + (u − v).
 
     The two parts show rounding that the last digit does not, as in a float64 model with a float32 softmax inside.
     """
