@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -66,10 +66,24 @@ def accuracy_on(model: nn.Module, samples: Samples) -> float:
     return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
 
 
+def check_precision(parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters in 16 bits or fewer: a step, or an update by unlearning, is smaller than what they can tell apart."""
+    coarse = {name: p.dtype for name, p in parameters if p.is_floating_point() and p.dtype.itemsize < 4}
+    if coarse:
+        kind = next(iter(coarse.values()))
+        raise InputError(
+            f"{len(coarse)} parameters are {kind} ({listing(list(coarse), most=4)}): a change of less than "
+            f"{torch.finfo(kind).eps / 2:.1g} of a weight is lost in it, and with it most of a fine-tuning or an unlearning. "
+            "Convert model, samples and anchor: model.float(), inputs.float(), anchor.float(). Mixed precision by "
+            "torch.autocast keeps the weights in float32."
+        )
+
+
 def check_samples(model: nn.Module, samples: Samples) -> int:
-    """Return the number of classes C; refuse inputs the model cannot take and labels it cannot name."""
+    """Return the number of classes C; refuse 16-bit weights, inputs the model cannot take and labels it cannot name."""
     if len(samples) == 0:
         raise InputError("There are no samples to train on.")
+    check_precision(model.named_parameters())
     first = next(model.parameters())
     if samples.inputs.device != first.device or (samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype):
         raise InputError(

@@ -25,7 +25,7 @@ from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, s
 from fastntk.planning.problem import Rows, TraceSizes
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.tangent.on_disk import bytes_on_disk
-from fastntk.training.network import working_copy
+from fastntk.training.network import check_precision, working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of, trace_of
 from fastntk.unlearning.registry import METHODS, find_method
@@ -195,6 +195,7 @@ def prepare(
     previous = run if isinstance(run, Unlearned) else None
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
+    check_precision(origin.subset.parameters.items())
     because = "it was asked for"
     if method is None:
         method, because = _planned_method(plan) if plan is not None else default_method(origin)
