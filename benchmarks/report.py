@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "engine.md"
 TITLES = {
     "accuracy": "Fine-tuning",
     "rows": "Rows against other ways to make them",
+    "lora": "Rows of LoRA",
     "memory": "Memory while accumulating A",
     "linear": "Growth with the number of images",
     "subset_vs_all": "The subset against all parameters",
