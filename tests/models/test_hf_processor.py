@@ -29,12 +29,18 @@ SQUASH = {"size": {"height": SIDE, "width": SIDE}}
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "squash": ("ViTImageProcessor", SQUASH),
-    "squash-bicubic": ("ViTImageProcessor", {**SQUASH, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}),
+    "squash-bicubic": (
+        "ViTImageProcessor",
+        {**SQUASH, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]},
+    ),
     "squash-lanczos": ("ViTImageProcessor", {**SQUASH, "resample": 1}),
     "no-normalisation": ("ViTImageProcessor", {**SQUASH, "do_normalize": False}),
     "no-rescaling": ("ViTImageProcessor", {**SQUASH, "do_rescale": False, "image_mean": [127.0] * 3, "image_std": [90.0] * 3}),
     "raw-pixels": ("ViTImageProcessor", {**SQUASH, "do_rescale": False, "do_normalize": False}),
-    "other-factor": ("ViTImageProcessor", {**SQUASH, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}),
+    "other-factor": (
+        "ViTImageProcessor",
+        {**SQUASH, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+    ),
     "shortest-edge": ("CLIPImageProcessor", CROP),
     "crop-beyond-the-edge": ("CLIPImageProcessor", {**CROP, "size": {"shortest_edge": 24}}),
     "bit": ("BitImageProcessor", CROP),
@@ -154,7 +160,7 @@ def test_other_modes(mode: str, save: Any) -> None:
 
 
 def test_arrays_and_deep_pictures(save: Any) -> None:
-    folder, processor = save("CLIPImageProcessor", CROP)
+    folder, _ = save("CLIPImageProcessor", CROP)
     spec = input_spec(build_model(f"hf:{folder}", num_classes=5))
     picture = smooth(50, 40, seed=3)
     assert torch.equal(prepare(np.asarray(picture), spec), prepare(picture, spec))
@@ -187,7 +193,7 @@ def test_another_size_scales_the_processor(save: Any) -> None:
 
 
 def test_a_processor_for_another_size_than_the_network(save: Any, tmp_path: Path) -> None:
-    """A ViT takes one size only, so its processor is set to that; where a network takes the processor's size, that one is used."""
+    """A ViT takes one size, so its processor is set to that; where a network takes the processor's size, that one is used."""
     folder, _ = save("ViTImageProcessor", {"size": {"height": 48, "width": 48}})
     model = build_model(f"hf:{folder}", num_classes=5)
     assert input_spec(model).size == SIDE
@@ -208,7 +214,9 @@ def test_what_cannot_be_loaded_is_said(save: Any) -> None:
     model = build_model(f"hf:{folder}", num_classes=5)
     assert "only those that are can be loaded" in card_of(model).notes[-1]
     assert prepare(smooth(50, 50, seed=0), input_spec(model)).shape == (3, SIDE, SIDE)
-    with pytest.raises(InputError, match=r"CLIPImageProcessor makes \(3, 32, 48\) of a picture of 60 × 90.*takes \(3, 32, 32\).*crop"):
+    with pytest.raises(
+        InputError, match=r"CLIPImageProcessor makes \(3, 32, 48\) of a picture of 60 × 90.*takes \(3, 32, 32\).*crop"
+    ):
         prepare(smooth(90, 60, seed=0), input_spec(model))
 
 
