@@ -59,7 +59,7 @@ def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
 
 
 def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:
-    """Return the ids that a text file names: one id or pattern a line, see :func:`matching_ids`; ``#`` begins a comment."""
+    """Return the ids that a text file names: one id or pattern a line, see ``matching_ids``; ``#`` begins a comment."""
     return matching_ids(without_comments(id_lines(path), samples), samples)
 
 
