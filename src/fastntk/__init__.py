@@ -19,7 +19,7 @@ from fastntk.base.version import __version__ as __version__
 if TYPE_CHECKING:
     from fastntk.auditing import audit
     from fastntk.base.errors import BudgetError, InputError
-    from fastntk.data import ForgetRequest, Samples, Split, load_source
+    from fastntk.data import ForgetRequest, Samples, Split, ids_in_file, ids_of_persons, load_source, matching_ids
     from fastntk.data.request import parse_classes
     from fastntk.models import InputSpec, build_model, input_spec
     from fastntk.planning import Plan
@@ -57,6 +57,8 @@ __all__ = [
     "audit",
     "build_model",
     "fit",
+    "ids_in_file",
+    "ids_of_persons",
     "input_spec",
     "jacobian",
     "linearise_run",
@@ -64,6 +66,7 @@ __all__ = [
     "load_run",
     "load_source",
     "load_tuned",
+    "matching_ids",
     "parse_classes",
     "plan",
     "predict",
@@ -99,6 +102,8 @@ _HOMES = {
     "audit": "auditing",
     "build_model": "models",
     "fit": "training",
+    "ids_in_file": "data",
+    "ids_of_persons": "data",
     "input_spec": "models",
     "jacobian": "tangent",
     "linearise_run": "tangent.linearisation",
@@ -106,6 +111,7 @@ _HOMES = {
     "load_run": "storage.runs",
     "load_source": "data",
     "load_tuned": "tuning",
+    "matching_ids": "data",
     "parse_classes": "data.request",
     "plan": "unlearning",
     "predict": "training",

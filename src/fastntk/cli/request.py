@@ -18,8 +18,20 @@ if TYPE_CHECKING:
 Classes = Annotated[
     str | None, typer.Option("--classes", metavar="A,B", help="Classes to forget: labels or names, joined by commas.")
 ]
-Ids = Annotated[str | None, typer.Option("--ids", metavar="A,B", help="Sample ids to forget, joined by commas.")]
-IdsFile = Annotated[Path | None, typer.Option("--ids-file", metavar="F", help="A text file, one id a line.")]
+Ids = Annotated[
+    str | None,
+    typer.Option("--ids", metavar="A,B", help="Sample ids to forget, joined by commas; quoted patterns too: 'cats/*.png'."),
+]
+IdsFile = Annotated[
+    Path | None, typer.Option("--ids-file", metavar="F", help="A text file, one id or pattern a line; # begins a comment.")
+]
+Person = Annotated[
+    list[str] | None,
+    typer.Option("--person", metavar="NAME", help="Forget all samples of this person, by --persons-file; may be repeated."),
+]
+PersonsFile = Annotated[
+    Path | None, typer.Option("--persons-file", metavar="CSV", help="Which sample is of whom: a CSV with columns id and person.")
+]
 DataOverride = Annotated[
     str | None,
     typer.Option("--data", metavar="SRC", help="Where the run's data is now; its digest has to match the run's."),
@@ -43,29 +55,48 @@ Images = Annotated[
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def check_request(classes: str | None, ids: str | None, ids_file: Path | None) -> tuple[str, ...] | None:
-    """Refuse an empty request before anything is loaded; return the ids it names, None where it names none so."""
-    if classes is None and ids is None and ids_file is None:
-        raise InputError("Nothing to forget: give --classes, --ids or --ids-file.")
-    if ids is None and ids_file is None:
-        return None
-    sample_ids = [] if ids is None else [part.strip() for part in ids.split(",") if part.strip()]
-    if ids is not None and not sample_ids:
+@dataclasses.dataclass(frozen=True)
+class RequestedIds:
+    """The part of a request that names samples, as given on the command line."""
+
+    words: tuple[str, ...]
+    ids_file: Path | None
+    persons: tuple[str, ...]
+    persons_file: Path | None
+
+    def resolve(self, samples: Samples) -> tuple[str, ...]:
+        """The ids it names in the data at hand: patterns and persons are looked up."""
+        from fastntk.data.id_files import id_lines, ids_of_persons, matching_ids, without_comments
+
+        lines = [] if self.ids_file is None else without_comments(id_lines(self.ids_file), samples)
+        ids = matching_ids([*self.words, *lines], samples)
+        if self.persons_file is None:
+            return ids
+        named = frozenset(ids)
+        return (*ids, *(name for name in ids_of_persons(self.persons_file, self.persons, samples) if name not in named))
+
+
+def check_request(
+    classes: str | None, ids: str | None, ids_file: Path | None, person: list[str] | None, persons_file: Path | None
+) -> RequestedIds | None:
+    """Refuse an empty request, and files that cannot be read, before anything is loaded; None where it names no samples."""
+    if classes is None and ids is None and ids_file is None and not person and persons_file is None:
+        raise InputError("Nothing to forget: give --classes, --ids, --ids-file or --person.")
+    words = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
+    if ids is not None and not words:
         raise InputError(f"--ids {ids!r} names no id: give ids joined by commas.")
-    return tuple(sample_ids + ([] if ids_file is None else _ids_in(ids_file)))
+    if bool(person) != (persons_file is not None):
+        raise InputError("--person and --persons-file go together: who is to be forgotten, and the CSV that says what is theirs.")
+    if ids is None and ids_file is None and not person:
+        return None
 
+    from fastntk.data.id_files import id_lines, ids_of_persons
 
-def _ids_in(path: Path) -> list[str]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: --ids-file takes a text file with one id a line.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a text file with one id a line: {error}.") from error
-    ids = [line.strip() for line in lines if line.strip()]
-    if not ids:
-        raise InputError(f"{path} holds no id: expected one id a line.")
-    return ids
+    if ids_file is not None:
+        id_lines(ids_file)
+    if person and persons_file is not None:
+        ids_of_persons(persons_file, person)
+    return RequestedIds(words, ids_file, tuple(person or ()), persons_file)
 
 
 def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str | None) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from fastntk.cli.request import (
     IdsFile,
     Images,
     MemoryBudget,
+    Person,
+    PersonsFile,
     RowsPlace,
     check_request,
     nearest_folder,
@@ -38,6 +40,8 @@ def unlearn(
     classes: Classes = None,
     ids: Ids = None,
     ids_file: IdsFile = None,
+    person: Person = None,
+    persons_file: PersonsFile = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -101,12 +105,14 @@ def unlearn(
 
     fastntk unlearn runs/digits --ids-file deletions.txt --out results/without-those
 
+    fastntk unlearn runs/photos --person "Ada L." --persons-file people.csv --out results/without-ada
+
     fastntk unlearn results/without-0 --ids 11,25 --depth head --out results/second
     """
     from fastntk.base.atomic import check_output
 
     output = Output(as_json=json)
-    sample_ids = check_request(classes, ids, ids_file)
+    requested = check_request(classes, ids, ids_file, person, persons_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
     from fastntk.data.request import parse_classes
@@ -130,6 +136,7 @@ def unlearn(
             options = without_images(name, options, absent)
         earlier = None if after is None else load_result(after, loaded)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
+        sample_ids = None if requested is None else requested.resolve(loaded.listed)
         job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
