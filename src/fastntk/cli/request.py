@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +53,16 @@ Images = Annotated[
     bool,
     typer.Option(
         "--images/--no-images", help="--no-images: work on the trace alone (path-replay, depth head); no image is read."
+    ),
+]
+
+RetrainWith = Annotated[
+    str | None,
+    typer.Option(
+        "--retrain-with",
+        metavar="MODULE:FUNCTION",
+        help="Retrain by your own training: FUNCTION(keep_ids, seed) of a Python module on the path or in this folder, which is "
+        "then imported and run.",
     ),
 ]
 
@@ -157,6 +171,33 @@ def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
     if data is not None:
         manifest = {**manifest, "source": {**(manifest["source"] or {}), "data": data}}
     return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids)
+
+
+def load_function(text: str) -> Callable[[list[str], int], Any]:
+    """The user's own training function, ``module:function``; the module is imported, from the present folder too."""
+    module_name, _, name = text.partition(":")
+    if not module_name or not name.isidentifier():
+        raise InputError(f"--retrain-with {text!r}: expected MODULE:FUNCTION, as in mytraining:retrain.")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise InputError(f"--retrain-with {text}: importing {module_name} failed: {type(error).__name__}: {error}.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(f"--retrain-with {text}: {module_name} has no function {name!r}.")
+
+    @functools.wraps(function)
+    def guarded(keep_ids: list[str], seed: int) -> Any:
+        try:
+            return function(keep_ids, seed)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{text} failed: {type(error).__name__}: {error}. `fastntk --debug ...` shows where.") from error
+
+    return guarded
 
 
 def parse_bytes(text: str) -> int:

@@ -77,6 +77,9 @@ def renew_statistics(run: Run, model: nn.Module, split: Split) -> dict[str, Any]
     if not updated:
         known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
         return {"batch_norm_statistics": known}
+    if run.samples is None:
+        kept = "left as they are, for estimating them anew needs the images; they may remember the forgotten samples"
+        return {"batch_norm_statistics": kept}
     retained = run.data.subset(split.retain)
     estimate_statistics(model, retained)
     return {"batch_norm_statistics": "estimated anew from the retained samples", "samples": len(retained)}

@@ -66,6 +66,7 @@ METHOD = Method(
     summary="taking back the recorded updates of all batches that held forgotten samples, and training on the retained ones",
     run=amnesiac,
     cost=_cost,
-    needs=frozenset({"trace"}),
+    needs=frozenset({"trace", "images"}),
+    spared=lambda options: frozenset() if options["epochs"] else frozenset({"images"}),
     search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2), "epochs": (0, 1, 2, 5, 10)},
 )

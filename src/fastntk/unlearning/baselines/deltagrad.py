@@ -129,6 +129,6 @@ METHOD = Method(
     summary="the recorded training again without the forgotten samples, most of its gradients approximated by L-BFGS",
     run=deltagrad,
     cost=_cost,
-    needs=frozenset({"trace", "recipe"}),
+    needs=frozenset({"trace", "recipe", "images"}),
     search_space={"period": (2, 3, 5, 10), "burn_in": (10, 20, 50, 100), "history": (1, 2, 5)},
 )

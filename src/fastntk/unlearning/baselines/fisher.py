@@ -49,6 +49,6 @@ METHOD = Method(
     summary="noise on the parameters, most where the retained samples need them least",
     run=fisher,
     cost=_cost,
-    needs=frozenset({"engine"}),
+    needs=frozenset({"engine", "images"}),
     search_space={"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
 )

@@ -113,6 +113,7 @@ MAX_LOSS = Method(
     summary="ascent of the forgotten samples' loss",
     run=max_loss,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
 )
 RANDOM_LABEL = Method(
@@ -120,5 +121,6 @@ RANDOM_LABEL = Method(
     summary="training on the forgotten samples under random other labels",
     run=random_label,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
 )

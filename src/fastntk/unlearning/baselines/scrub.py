@@ -80,5 +80,6 @@ METHOD = Method(
     summary="a student that leaves its teacher on the forgotten samples and stays with it on the others",
     run=scrub,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
 )

@@ -59,6 +59,6 @@ METHOD = Method(
     summary="dampening of the parameters that matter more to the forgotten samples than to all",
     run=ssd,
     cost=_cost,
-    needs=frozenset({"engine"}),
+    needs=frozenset({"engine", "images"}),
     search_space={"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
 )
