@@ -1,10 +1,10 @@
 """Training loops of the kinds that people have, on real images, small enough for two cores; see :mod:`lab.recorded`.
 
-    own-loop     ResNet-20, norm+head: AdamW, warm-up, label smoothing, clipping, crops and flips, dropout (:mod:`lab.own_loop`)
-    lora         ViT-S/14 with LoRA of rank 8 by peft, in the same loop
-    trainer      ViT-S/14, norm+head, in Hugging Face's Trainer: AdamW in two groups, warm-up, smoothing, clipping, accumulation
-    whole-cnn    ResNet-20, all weights, in the same loop as the first
-    whole-vit    a small ViT, all weights, from random ones, in the same loop
+own-loop     ResNet-20, norm+head: AdamW, warm-up, label smoothing, clipping, crops and flips, dropout (:mod:`lab.own_loop`)
+lora         ViT-S/14 with LoRA of rank 8 by peft, in the same loop
+trainer      ViT-S/14, norm+head, in Hugging Face's Trainer: AdamW in two groups, warm-up, smoothing, clipping, accumulation
+whole-cnn    ResNet-20, all weights, in the same loop as the first
+whole-vit    a small ViT, all weights, from random ones, in the same loop
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.data import Samples
+from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.reproduce.cells import CALTECH_50, RESNET, VIT
 from fastntk.reproduce.experiment import Experiment, open_experiment
 from fastntk.training.run import Run
@@ -92,8 +93,6 @@ def _whole_cnn(shared: Path) -> Bench:
 
 
 def _whole_vit(shared: Path) -> Bench:
-    from fastntk.models.torchvision_ops import ensure_operators
-
     ensure_operators()
     from timm.models.vision_transformer import VisionTransformer
 
@@ -108,6 +107,7 @@ def _whole_vit(shared: Path) -> Bench:
 
 
 def _lora(shared: Path) -> Bench:
+    ensure_operators()
     from peft import LoraConfig, get_peft_model
 
     opened = _vit(shared)
