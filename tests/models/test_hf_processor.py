@@ -145,6 +145,19 @@ def test_predictions_on_oblong_files_are_the_same(save: Any, tmp_path: Path) -> 
     assert not torch.equal(other, theirs.argmax(1))
 
 
+def test_the_command_line_says_what_was_assumed_or_changed(vit: Path, save: Any, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from fastntk.cli.app import app
+
+    folder, _ = save("ViTImageProcessor", {"size": {"height": 48, "width": 48}})
+    small = ["--data", "digits", "--images-per-class", "2", "--only-classes", "2", "--epochs", "1", "--tune", "head"]
+    for model, note in ((folder, "made for 48 × 48, is set to 32 × 32"), (vit, "has no preprocessor_config.json")):
+        outcome = CliRunner().invoke(app, ["finetune", f"hf:{model}", *small, "--out", str(tmp_path / f"run-{model.name}")])
+        assert outcome.exit_code == 0, outcome.output
+        assert note in outcome.stdout
+
+
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA"])
 def test_other_modes(mode: str, save: Any) -> None:
     """A processor that converts does so itself (transparency on white, in the present one); others get RGB."""

@@ -181,13 +181,17 @@ def announce(
     trace: str | None = None,
 ) -> None:
     """Say what is about to happen, how long it will take and how much a trace will."""
+    from fastntk.models import card_of
     from fastntk.training.fitting import estimated_seconds
 
+    card = card_of(subset.model)
+    notes = "; ".join(() if card is None else card.notes)
     decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
     output.say("Fine-tuning")
     output.facts(
         {
             "model": name,
+            **({"note": notes} if notes else {}),
             "tuned": f"{subset.numel:,} of {round(subset.numel / subset.ratio):,} parameters ({percent(subset.ratio)})",
             "data": f"{len(samples):,} samples in {samples.num_classes} classes from {source['data']}",
             "recipe": f"{recipe.epochs} epochs, {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
