@@ -28,7 +28,7 @@ def finetune(
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The new folder to write.")],
     tune: Annotated[
         str,
-        typer.Option("--tune", metavar="SPEC", help="What is tuned: a sum of norm, head, prompts, all, or name globs."),
+        typer.Option("--tune", metavar="SPEC", help="What is tuned: a sum of norm, head, prompts, lora, all, or name globs."),
     ] = "norm+head",
     weights: Annotated[
         str | None, typer.Option("--weights", help="cifar100, pretrained (the publisher's) or a file; none = random.")
@@ -135,7 +135,7 @@ def prepare(
     spec: str,
     weights: str | None,
     image_size: int | None,
-    prompts: dict[str, int],
+    prompts: dict[str, Any],
     seed: int,
 ) -> tuple[Subset, Samples]:
     """Build the model for the classes of the source, choose what is tuned, and load the data for that model."""

@@ -139,10 +139,12 @@ class RowEngine:
 
     def rows(self, inputs: Tensor) -> HeadRows:
         """The rows of one chunk of inputs (n, …)."""
+        direct, features = self._direct_rows(inputs) if self.direct or self.head else (None, None)
+        if direct is not None and direct.shape[2] == len(self.body_columns):
+            return self.assemble(direct, features if self.weight_columns is not None else None)  # rows can be large: no copy
         body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=inputs.dtype, device=inputs.device)
-        features = None
-        if self.direct or self.head:
-            features = self._direct_rows(inputs, body)
+        if direct is not None:
+            body[:, :, : direct.shape[2]] = direct
         if self.generic:
             self._generic_rows(inputs, body)
         return self.assemble(body, features if self.weight_columns is not None else None)
@@ -187,13 +189,12 @@ class RowEngine:
             out[:, :, self.slices[name]] = part
         return out
 
-    def _direct_rows(self, inputs: Tensor, body: Tensor) -> Tensor | None:
+    def _direct_rows(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The rows (n, C, direct columns), None where no parameter goes this way, and the head's features."""
         swept, mode = self._sweep(inputs, None)
         if self.via_features and self.head is not None and self.direct:
             swept = torch.matmul(self.head[1].detach(), swept)
-        if self.direct:
-            body[:, :, : swept.shape[2]] = swept
-        return None if mode.features is None else mode.features.detach()
+        return swept if self.direct else None, None if mode.features is None else mode.features.detach()
 
     def _sweep(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode]:
         """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, direct columns)."""
