@@ -346,3 +346,23 @@ def test_what_goes_wrong_later_never_stops_the_training(tmp_path: Path) -> None:
     assert trainer.state.global_step == 12
     with pytest.raises(fastntk.InputError, match="could not be recorded"):
         _ = callback.run
+
+
+def test_lora_in_a_trainer(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs peft: pip install 'fastntk[peft]'")
+
+    def adapted() -> Any:
+        base = network()
+        layers = [name for name, _ in base.named_modules() if name.endswith(("query", "value", "q_proj", "v_proj"))]
+        torch.manual_seed(4)
+        config = peft.LoraConfig(r=2, lora_dropout=0.1, target_modules=layers, modules_to_save=["classifier"])
+        return peft.get_peft_model(base, config)
+
+    callback = RecordCallback("lora+head")
+    states = [trained(tmp_path, each, model=adapted(), plain=True, **FULL).state_dict() for each in (None, callback)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert callback.run.trace.facts.average == "step"
+    result = fastntk.unlearn(callback.run, ids=[IDS[3]], method="path-replay", depth="head")
+    result.model.save_pretrained(tmp_path / "adapter")
+    served = peft.PeftModel.from_pretrained(network(), tmp_path / "adapter").eval()
+    assert torch.equal(logits(served, Images().pixels), logits(result.model.eval(), Images().pixels))
