@@ -204,7 +204,8 @@ class Recorder:
     def finish(self, samples: Samples | None = None) -> Run:
         """The run: model, subset, anchor and the recorded path. ``samples``: images, where something will need them."""
         if self._done:
-            raise InputError("This recorder was finished before.")
+            reason = "" if self._broken is None else f" This training could not be recorded: {self._broken.rstrip('.')}."
+            raise InputError(f"This recorder was finished before.{reason}")
         try:
             self._check_end()
             trace = self._sealed(samples)
@@ -332,6 +333,11 @@ class Recorder:
     def _prepare(self, parts: list[_Part]) -> _Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
         loss = self._recognised_loss()
+        if len(parts) > 1 and loss.name == OWN and self._average == "step":
+            self._fail(
+                "a loss of one's own with average='step' cannot be replayed for steps of several batches: their shares would "
+                "stay those of the full batches. Use one batch a step, or a loss that is the mean of its batches' means"
+            )
         weight = self._head.weight
         products = []
         for part in parts:
