@@ -184,7 +184,7 @@ class PathNetwork:
         return lift
 
     def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""
+        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector, on the CPU."""
         inputs = self.run.data.inputs if positions is None else self.run.data.inputs[positions]
         with self.engine.lock:
             self._subset.set(vector)
@@ -193,7 +193,7 @@ class PathNetwork:
         return outputs, features
 
     def gradient(self, vector: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H)."""
+        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H), on the CPU."""
         with self.engine.lock:
             self._subset.set(vector)
             parameters = self._subset.parameters
@@ -203,12 +203,12 @@ class PathNetwork:
             try:
                 with torch.enable_grad():
                     outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
-                    labels, facts = self.run.data.labels[positions], self.trace.facts
+                    labels, facts = self.run.data.labels[positions].to(outputs.device), self.trace.facts
                     loss = batch_loss(outputs, labels, Recipe(loss=facts.loss), smoothing=facts.smoothing)  # type: ignore[arg-type]
                     gradients = torch.autograd.grad(loss, list(parameters.values()))
             finally:
                 hook.remove()
-        return torch.cat([gradient.reshape(-1) for gradient in gradients]), seen[0]
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), seen[0].cpu()
 
     def recorded_features(self, epoch: int) -> Tensor:
         """Of all samples at the start of an epoch of the recorded path (n, H); kept."""
