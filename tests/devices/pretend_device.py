@@ -7,9 +7,9 @@ on what is inside, after a check by the rules of CUDA:
 - ``copy_`` and ``to`` go from one device to the other, in either direction;
 - ``numpy()`` and a random generator of the CPU are refused for a tensor elsewhere.
 
-``lazy`` gives its name: torch knows that device type everywhere, autograd included, and needs no driver for it (``meta`` would not do:
-forward-mode derivatives use it themselves). Within ``with pretending():``
-tensors made with ``device=DEVICE`` or moved there are such tensors.
+``lazy`` gives its name: torch knows that device type everywhere, autograd included, and needs no driver for it (``meta`` would
+not do: forward-mode derivatives use it themselves). Within ``with pretending():`` tensors made with ``device=DEVICE`` or moved
+there are such tensors.
 """
 
 from __future__ import annotations

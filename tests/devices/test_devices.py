@@ -18,6 +18,7 @@ from pretend_device import CPU, DEVICE, Elsewhere, MixedDevices, move, pretendin
 from torch import Tensor, nn
 
 import fastntk
+from fastntk.base.device import find_device
 from fastntk.base.errors import InputError
 from fastntk.linalg import DenseRows, solve
 from fastntk.tangent import TangentOperator, accumulate, checked_engine
@@ -364,3 +365,30 @@ def test_inputs_elsewhere_are_refused_for_a_model_on_the_cpu() -> None:
     model = network()
     with pytest.raises(InputError, match="Inputs are on lazy:0, the model is on cpu"):
         fitted(model, samples(on=DEVICE))
+
+
+def test_a_run_is_loaded_to_a_device(tmp_path: Path) -> None:
+    there().save(tmp_path / "run")
+    loaded = fastntk.Run.load(tmp_path / "run", samples(), model=network(), device=DEVICE)
+    assert loaded.anchor.device == loaded.subset.get().device == DEVICE
+    same(fastntk.unlearn(loaded, ids=["p7-1"]).delta, fastntk.unlearn(here(), ids=["p7-1"]).delta)
+    with pytest.raises(InputError, match="device 'cuda:7' is not there"):
+        fastntk.Run.load(tmp_path / "run", model=network(), device="cuda:7")
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device("auto") == find_device("cpu") == CPU
+    for name, message in {
+        "cuda": "sees no CUDA device",
+        "gpu": "must be one of auto, cpu, cuda, mps",
+        "cpu:1": "not 'cpu:1'",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            find_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_device("auto") == torch.device("cuda")
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(InputError, match="there are 2 CUDA devices"):
+        find_device("cuda:2")

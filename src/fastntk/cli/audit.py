@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.text import duration
-from fastntk.cli.options import DATA_HELP, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
 
@@ -56,6 +56,7 @@ def audit(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attack's folds and of relearning's batches.")] = 0,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -88,7 +89,7 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data)
+        loaded = open_run(run, data, device=device)
         subject = load_result(result, loaded)
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # A class that an earlier request forgot may be gone from the hold-out set too.
@@ -147,6 +148,7 @@ def _announce(
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
         "hold-out": f"{len(holdout):,} samples",
+        "device": run.anchor.device,
         "reference": "none: nothing to judge by" if reference is None else reference,
     }
     if trained_here:

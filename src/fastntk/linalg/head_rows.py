@@ -41,7 +41,8 @@ class HeadRows:
     """Rows (n, C, d) as ``body`` (n, C, b), ``features`` (n, H) or None, and, with ``bias``, implied ones.
 
     ``body`` may be memory-mapped and of lower precision: it is converted chunk by chunk, never as a whole.
-    Products are made on the rows' device and come back on the vector's. ``product_dtype``: dtype of products inside matvec, rmatvec and gram_matvec; None follows the vector.
+    Products are made on the rows' device and come back on the vector's.
+    ``product_dtype``: dtype of products inside matvec, rmatvec and gram_matvec; None follows the vector.
     """
 
     def __init__(

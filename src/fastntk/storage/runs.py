@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastntk.base.device import find_device
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
@@ -76,6 +77,7 @@ def load_run(
     *,
     samples: Samples | None = None,
     model: nn.Module | None = None,
+    device: str | torch.device | None = None,
     kinds: tuple[str, ...] = (RUN, RESULT),
     trace: bool = True,
 ) -> Run:
@@ -83,11 +85,13 @@ def load_run(
 
     ``samples``: the data of the run, compared with the digest in the manifest (``source_samples`` loads it again
     where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
-    that ``build_model`` did not make; it is changed in place, and only after everything was checked.
+    that ``build_model`` did not make; it is changed in place, and only after everything was checked. ``device``: where the
+    model is put (``"auto"``, ``"cuda"``, …); None leaves it where it is: on the CPU, or where ``model`` was.
 
     A result is the run of the next request: its samples are the retained ones, labels and class names those of before.
     ``trace=False``: leave the trace out (it is not read, so neither verified).
     """
+    target = find_device(device) if isinstance(device, str) else device
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
     if samples is not None:
@@ -102,6 +106,8 @@ def load_run(
     for name, parameter in rebuilt.named_parameters():
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
+    if target is not None:
+        rebuilt.to(target)
     if manifest["model"]["card"] is not None:
         attach_card(rebuilt, card_from_dict(manifest["model"]["card"]))
     anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])

@@ -64,8 +64,8 @@ def check_inputs(model: nn.Module, subset: Subset, inputs: Tensor) -> None:
     check_device(inputs, first.device)
     if inputs.dtype != first.dtype:
         raise InputError(
-            f"Inputs are {inputs.dtype} but the tuned parameters are {first.dtype}. Convert the inputs: inputs.to(dtype); nothing "
-            "is cast silently."
+            f"Inputs are {inputs.dtype} but the tuned parameters are {first.dtype}. Convert the inputs: inputs.to(dtype); "
+            "nothing is cast silently."
         )
 
 

@@ -42,8 +42,8 @@ class Linearisation:
     ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
     ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``place``: where
     the rows are: in memory, on disk (mapped), or nowhere (``stream``: made anew in each pass; no replay then).
-    ``engine``: who made them, on a working copy that stays at ``point``, on the device of the run's model. All tensors here are on
-    the CPU.
+    ``engine``: who made them, on a working copy that stays at ``point``, on the device of the run's model. All tensors here are
+    on the CPU.
     """
 
     at: Point

@@ -2,8 +2,8 @@
 
 The same interface as stored rows (:class:`fastntk.linalg.RowOperator`). A product costs two to three forward passes
 over the data, so stored rows win as soon as a solve needs more than about C/2 iterations; this is for when they do not
-fit. The network's passes run on its device and products come back on the vector's; sums are in float64, on the device where it has
-that, else on the CPU (:func:`fastntk.base.device.with_float64`).
+fit. The network's passes run on its device and products come back on the vector's; sums are in float64, on the device where it
+has that, else on the CPU (:func:`fastntk.base.device.with_float64`).
 """
 
 from __future__ import annotations

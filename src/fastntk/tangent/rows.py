@@ -171,7 +171,7 @@ class RowEngine:
         return torch.cat(outputs).cpu(), torch.cat(features).cpu() if features else None
 
     def probed_rows(self, inputs: Tensor, probes: Tensor) -> Tensor:
-        """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d), on the model's device.
+        """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d) on its device.
 
         With probes from :func:`fastntk.linalg.output_probes`, E[RᵀR] = JᵀJ.
         """

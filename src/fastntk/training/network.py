@@ -70,8 +70,8 @@ def check_device(inputs: Tensor, device: torch.device) -> None:
     """Refuse inputs that are neither on the CPU nor where the model is."""
     if inputs.device.type != "cpu" and inputs.device != device:
         raise InputError(
-            f"Inputs are on {inputs.device}, the model is on {device}. Expected inputs on the CPU, from where they are moved batch "
-            "by batch, or on the model's device: inputs.cpu(), or model.to(device)."
+            f"Inputs are on {inputs.device}, the model is on {device}. Expected inputs on the CPU, from where they are moved "
+            "batch by batch, or on the model's device: inputs.cpu(), or model.to(device)."
         )
 
 
@@ -83,7 +83,8 @@ def check_samples(model: nn.Module, samples: Samples) -> int:
     check_device(samples.inputs, first.device)
     if samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype:
         raise InputError(
-            f"Inputs are {samples.inputs.dtype}, the model is {first.dtype}. Convert one: samples are used as they are, with no cast."
+            f"Inputs are {samples.inputs.dtype}, the model is {first.dtype}. Convert one: samples are used as they are, with no "
+            "cast."
         )
     try:
         with torch.no_grad(), eval_mode(model):

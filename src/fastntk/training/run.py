@@ -73,8 +73,15 @@ class Run:
         return save_run(self, Path(folder))
 
     @classmethod
-    def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
+    def load(
+        cls,
+        folder: str | Path,
+        samples: Samples | None = None,
+        *,
+        model: nn.Module | None = None,
+        device: str | torch.device | None = None,
+    ) -> Run:
         """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.storage.runs import load_run
 
-        return load_run(Path(folder), samples=samples, model=model)
+        return load_run(Path(folder), samples=samples, model=model, device=device)
