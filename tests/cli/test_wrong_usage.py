@@ -85,6 +85,8 @@ WRONG = {
     f"{TUNE} --out new --weight-decay -1": "weight_decay must be",
     f"{TUNE} --out new --seed -3": "--seed",
     f"{TUNE} --out new --threads 0": "--threads",
+    f"{TUNE} --out new --device gpu": "device must be one of auto, cpu, cuda, mps",
+    f"{TUNE} --out new --device cuda:99": "device 'cuda:99' is not there",
     f"{TUNE} --out new --tune prompts": "vision transformer",
     f"{TUNE} --out new --tune norm+": "empty term",
     f"{TUNE} --out new --tune nose": "Unknown spec term",

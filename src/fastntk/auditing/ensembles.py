@@ -308,7 +308,7 @@ class _Tangent:
     def base(self, seed: int) -> dict[str, Tensor]:
         path, anchor, own = self._prepared()
         recipe = dataclasses.replace(self.recipe, seed=seed)
-        theta, labels = self.run.subset.get(), self.run.data.labels
+        theta, labels = self.run.subset.get().cpu(), self.run.data.labels
         full, _ = replay(path, anchor, labels, recipe, description="replay of all")
         retained, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
         return {"full": theta + full - own, "retrain": theta + retained - own}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.text import duration
-from fastntk.cli.options import DATA_HELP, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, RetrainWith, load_function, open_run
 
@@ -57,6 +57,7 @@ def audit(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attack's folds and of relearning's batches.")] = 0,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -91,7 +92,7 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data)
+        loaded = open_run(run, data, device=device)
         subject = load_result(result, loaded)
         function = None if retrain_with is None else load_function(retrain_with)
         reference = "retrain" if reference is None and function is not None else reference
@@ -154,6 +155,7 @@ def _announce(
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
         "hold-out": f"{len(holdout):,} samples",
+        "device": run.anchor.device,
         "reference": "none: nothing to judge by" if reference is None else reference,
     }
     if trained_here:

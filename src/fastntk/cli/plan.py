@@ -9,7 +9,7 @@ import typer
 
 from fastntk.base.errors import InputError
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import Json, RunFolder, Threads, use_threads
+from fastntk.cli.options import Device, Json, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
     Classes,
@@ -54,6 +54,7 @@ def plan(
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
+    device: Device = "auto",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -82,7 +83,7 @@ def plan(
     scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images)
+        loaded, absent = open_with_trace(run, data, images=images, device=device)
         if absent is not None:
             typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
@@ -94,7 +95,12 @@ def plan(
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
     request = named if classes is None else f"--classes {classes}"
-    given = {"--rows": rows, "--memory-budget": memory_budget, "--disk-budget": disk_budget}
+    given = {
+        "--device": None if device == "auto" else device,
+        "--rows": rows,
+        "--memory-budget": memory_budget,
+        "--disk-budget": disk_budget,
+    }
     words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
     words += [f"--option {text}" for text in option or [] if not cheaper]
     name = "retrain" if cheaper else best.method

@@ -129,20 +129,20 @@ def nearest_folder(out: Path) -> Path:
     return next(parent for parent in target.parents if parent.is_dir())
 
 
-def open_run(folder: Path, data: str | None) -> Run:
+def open_run(folder: Path, data: str | None, *, device: str = "cpu") -> Run:
     """Load and verify a run, or a result as the run of the next request, with its data: from the recorded source or ``data``."""
-    run, manifest = _verified(folder)
+    run, manifest = _verified(folder, device)
     return dataclasses.replace(run, samples=_samples(run, manifest, data))
 
 
-def open_with_trace(folder: Path, data: str | None, *, images: bool) -> tuple[Run, str | None]:
+def open_with_trace(folder: Path, data: str | None, *, images: bool, device: str = "cpu") -> tuple[Run, str | None]:
     """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
 
     The second value is None, or says why the run has no images. Images that are there but changed are refused.
     """
     from fastntk.storage.data import DataGoneError
 
-    run, manifest = _verified(folder)
+    run, manifest = _verified(folder, device)
     if run.trace is None:
         if not images:
             raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
@@ -157,12 +157,12 @@ def open_with_trace(folder: Path, data: str | None, *, images: bool) -> tuple[Ru
         return run, str(error)
 
 
-def _verified(folder: Path) -> tuple[Run, dict[str, Any]]:
+def _verified(folder: Path, device: str) -> tuple[Run, dict[str, Any]]:
     from fastntk.storage.manifest import read_manifest
     from fastntk.storage.runs import RESULT, RUN, load_run
 
     kinds = (RUN, RESULT)
-    return load_run(folder, kinds=kinds), read_manifest(folder, kinds=kinds)
+    return load_run(folder, kinds=kinds, device=device), read_manifest(folder, kinds=kinds)
 
 
 def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:

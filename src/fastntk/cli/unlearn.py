@@ -10,7 +10,7 @@ import typer
 from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
     Classes,
@@ -90,6 +90,7 @@ def unlearn(
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -134,7 +135,7 @@ def unlearn(
         method_options(method, given, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images)
+        loaded, absent = open_with_trace(run, data, images=images, device=device)
         name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
         if "scratch" in METHODS[name].options:
@@ -147,7 +148,7 @@ def unlearn(
         job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
-        output.facts({"run": run, **job.facts(), "why": f"{name}: {job.because}"})
+        output.facts({"run": run, "device": loaded.anchor.device, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)

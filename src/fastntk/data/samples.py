@@ -27,6 +27,8 @@ from fastntk.models.card import InputSpec
 class Samples:
     """Inputs (n, ...), labels (n,) int64, n unique ids and, where known, the names of the classes.
 
+    Inputs stay on the device they are on; a model on another one gets them batch by batch. Labels are on the CPU.
+
     ``ids`` may be given as int or str and are compared as strings; the default is "0" … "n-1".
     ``num_classes`` is the number of names, or the largest label plus one; a subset keeps its parent's.
     """
@@ -223,7 +225,7 @@ def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def label_tensor(labels: Any, *, count: int) -> Tensor:
-    """Return labels as an int64 tensor (count,) of its own; floats and wrong shapes are refused."""
+    """Return labels as an int64 tensor (count,) of its own, on the CPU; floats and wrong shapes are refused."""
     try:
         tensor = torch.as_tensor(labels if isinstance(labels, Tensor) else np.asarray(labels))
     except (TypeError, ValueError) as error:
@@ -236,7 +238,7 @@ def label_tensor(labels: Any, *, count: int) -> Tensor:
         raise InputError(f"labels must be integers, not {tensor.dtype}; convert them with .to(torch.int64)")
     if len(tensor) != count:
         raise InputError(f"{len(tensor)} labels for {count} inputs: give one label a sample")
-    return tensor.detach().to(torch.int64, copy=True)
+    return tensor.detach().to("cpu", torch.int64, copy=True)
 
 
 def _check_labels(labels: Tensor, ids: tuple[str, ...], classes: tuple[str, ...] | None) -> None:

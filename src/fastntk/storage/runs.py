@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastntk.base.device import find_device
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
@@ -84,6 +85,7 @@ def load_run(
     *,
     samples: Samples | None = None,
     model: nn.Module | None = None,
+    device: str | torch.device | None = None,
     kinds: tuple[str, ...] = (RUN, RESULT),
     trace: bool = True,
     loss: LossFunction | None = None,
@@ -94,12 +96,14 @@ def load_run(
     where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
     that ``build_model`` did not make; it is changed in place, and only after everything was checked. Adapters of peft that the
     saved model had are attached where the given one has none; of one that was a ``PeftModel``, the run's model is then the
-    ``PeftModel`` around the given one.
+    ``PeftModel`` around the given one. ``device``: where the model is put (``"auto"``, ``"cuda"``, …); None leaves it where it
+    is: on the CPU, or where ``model`` was.
 
     A result is the run of the next request: its samples are the retained ones, labels and class names those of before.
     ``trace=False``: leave the trace out (it is not read, so neither verified). ``loss``: the function that the loop was recorded
     with, where it was one of its own, which no file holds.
     """
+    target = find_device(device) if isinstance(device, str) else device
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
     if samples is not None:
@@ -122,6 +126,8 @@ def load_run(
     for name, parameter in rebuilt.named_parameters():
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
+    if target is not None:
+        rebuilt.to(target)
     if manifest["model"]["card"] is not None:
         attach_card(rebuilt, card_from_dict(manifest["model"]["card"]))
     anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])

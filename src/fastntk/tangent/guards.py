@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.errors import InputError, listing
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.tangent.rows import RowEngine
+from fastntk.training.network import check_device
 from fastntk.tuning import Subset
 
 HANDFUL = 4
@@ -77,10 +78,11 @@ def check_inputs(model: nn.Module, subset: Subset, inputs: Tensor) -> None:
             "one. Convert model and inputs: model.float(), inputs.float()."
         )
     first = next(iter(subset.parameters.values()))
-    if inputs.dtype != first.dtype or inputs.device != first.device:
+    check_device(inputs, first.device)
+    if inputs.dtype != first.dtype:
         raise InputError(
-            f"Inputs are {inputs.dtype} on {inputs.device} but the tuned parameters are {first.dtype} on "
-            f"{first.device}. Convert the inputs: inputs.to(dtype, device); nothing is cast silently."
+            f"Inputs are {inputs.dtype} but the tuned parameters are {first.dtype}. Convert the inputs: inputs.to(dtype); "
+            "nothing is cast silently."
         )
 
 
@@ -117,6 +119,7 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
     """
     parameters = {name: p for name, p in engine.subset.parameters.items() if p.numel()}
     generator = torch.Generator().manual_seed(0)
+    inputs = inputs.to(device_of(engine.model))
     u = torch.randn(engine.classes, generator=generator).to(inputs)
     rows = engine.rows(inputs).dense().cpu()  # with the comparison: not every device has float64
     expected = _gradients(engine.model, parameters, inputs, u)

@@ -89,8 +89,9 @@ class Run:
         *,
         model: nn.Module | None = None,
         loss: LossFunction | None = None,
+        device: str | torch.device | None = None,
     ) -> Run:
         """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.storage.runs import load_run
 
-        return load_run(Path(folder), samples=samples, model=model, loss=loss)
+        return load_run(Path(folder), samples=samples, model=model, loss=loss, device=device)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastntk.base.device import with_float64
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
+from fastntk.models import device_of
 from fastntk.planning import Plan, Problem, Route, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
 from fastntk.planning.problem import Rows, TraceSizes, without_images
 from fastntk.tangent.linearisation import Linearisation
@@ -153,11 +155,13 @@ class Job:
         for_rows = ROW_OPTIONS if "rows" in self.method.needs else ()
         own = {name: value for name, value in self.options.items() if name not in for_rows}
         outcome = self.method.run(task, **own)
+        vector = outcome.vector.to(origin.anchor.device)
         model = working_copy(origin) if outcome.model is None else outcome.model
         model.train(origin.model.training)
-        origin.subset.on(model).set(outcome.vector)
+        origin.subset.on(model).set(vector)
         details = {
             "method": self.method.name,
+            "devices": _devices(origin, self.method),
             "method_because": self.because,
             "summary": self.method.summary,
             "options": self._named_options(),
@@ -172,7 +176,7 @@ class Job:
         return Unlearned(
             run=origin,
             model=model,
-            delta=outcome.vector - start,
+            delta=vector - start,
             method=self.method.name,
             split=task.split,
             seconds=time.perf_counter() - started,
@@ -368,6 +372,20 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict
 def _named(value: Any) -> Any:
     """A JSON-able value of an option."""
     return str(value) if isinstance(value, Path) else function_name(value) if callable(value) else value
+
+
+def _devices(run: Run, method: Method) -> dict[str, str]:
+    """Where what is done: the network on its own device; stored rows, traces and what is computed with them on the CPU."""
+    network = device_of(run.model)
+    if "rows" in method.needs:
+        sums = with_float64(network)
+        return {
+            "network": str(network),
+            "stored rows": "cpu",
+            "sums of streamed rows": f"float64 on {sums}",
+            "solves": "float64 on cpu",
+        }
+    return {"network": str(network)} | ({"replay": "cpu"} if method.name == "path-replay" else {})
 
 
 def _peak_memory() -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.base.progress import track
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import without_recipe, without_trace
 from fastntk.training.loop import batch_loss
@@ -96,7 +96,7 @@ class _Gradients:
         self._model = working_copy(task.run)
         self._subset = task.run.subset.on(self._model)
         self._smoothing = task.trace.facts.smoothing
-        self._inputs, self._labels = fast_layout(self._model, data.inputs), data.labels.to(data.inputs.device)
+        self._inputs, self._labels = fast_layout(self._model, data.inputs), data.labels.to(device_of(self._model))
 
     def mean(self, batch: Tensor, vector: Tensor) -> Tensor:
         """∇ of the mean loss of these samples at these tuned parameters, (d,)."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.planning import Problem, Route
 from fastntk.training.network import eval_mode, fast_layout, predict, working_copy
 from fastntk.training.step import Stepper
@@ -86,7 +86,7 @@ def push_away(
                 wanted = labels[batch]
                 if random_labels:
                     wanted = (wanted + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
-                loss = F.cross_entropy(logits(model, inputs[batch]), wanted)
+                loss = F.cross_entropy(logits(model, inputs[batch]), wanted.to(device_of(model)))
                 stepper.step(loss if random_labels else -loss)
             taken += 1
             if epochs is None and not bool((predict(model, inputs).argmax(1) == labels).any()):

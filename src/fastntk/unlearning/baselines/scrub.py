@@ -49,7 +49,7 @@ def scrub(
     retain, forget = task.split.retain, task.split.forget
     steps = epochs * math.ceil(len(retain) / batch_size) + min(max_epochs, epochs) * math.ceil(len(forget) / batch_size)
     descent = Descent(task, lr=lr, schedule=schedule, steps=steps, seed=seed)
-    teacher = torch.log_softmax(predict(task.run.model, task.run.data.inputs), 1)
+    teacher = torch.log_softmax(predict(task.run.model, task.run.data.inputs), 1).to(descent.labels.device)
     for epoch in track(range(epochs), "scrub"):
         if epoch < max_epochs:
             for batch in batches(forget, batch_size, descent.forget_draws):

@@ -19,7 +19,7 @@ CHECKED = 64
 
 def _replay_miss(walker: Walker, walk: Walk) -> float:
     """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
-    theta, origin = walker.run.subset.get(), walker.run.anchor
+    theta, origin = walker.run.subset.get().cpu(), walker.run.anchor.cpu()
     columns = walk.columns
     ended = theta.clone()
     ended[columns.head] = walk.lanes.head[0].reshape(-1)

@@ -182,7 +182,7 @@ class PathNetwork:
         return lift
 
     def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""
+        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector, on the CPU."""
         inputs = self.run.data.inputs if positions is None else self.run.data.inputs[positions]
         with self.engine.lock:
             self._subset.set(vector)
@@ -191,7 +191,7 @@ class PathNetwork:
         return outputs, features
 
     def gradient(self, vector: Tensor, positions: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H).
+        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H), on the CPU.
 
         ``targets``: what they are trained towards, None for their labels.
         """
@@ -209,7 +209,7 @@ class PathNetwork:
                     gradients = torch.autograd.grad(loss, list(parameters.values()))
             finally:
                 hook.remove()
-        return torch.cat([gradient.reshape(-1) for gradient in gradients]), seen[0]
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), seen[0].cpu()
 
     def recorded_features(self, epoch: int) -> Tensor:
         """Of all samples at the start of an epoch of the recorded path (n, H); kept."""

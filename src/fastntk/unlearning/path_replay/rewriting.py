@@ -101,7 +101,7 @@ class Rewriter:
 
     def _begin_epochs(self, step: int, lanes: Lanes) -> None:
         while self._next < len(self._epochs) and self._epochs[self._next] <= step:
-            base = self._run.anchor if self._trace.weights is None else self._trace.weights[self._next]
+            base = self._run.anchor.cpu() if self._trace.weights is None else self._trace.weights[self._next]
             self._writer.epoch(self._columns.moved(base, lanes, 1))
             self._next += 1
 

@@ -101,7 +101,7 @@ class Walker:
             observe=rewriter,
             exact=self._by_network(columns, exact),
         ).lanes
-        vector = columns.moved(self.run.subset.get(), lanes, 1)
+        vector = columns.moved(self.run.subset.get().cpu(), lanes, 1)  # a replay runs on the CPU
         trace = rewriter.finish(lanes, vector)
         self._taken.clear()
         self.count("replay", started)
@@ -154,7 +154,7 @@ class Walker:
             known = self._taken.get(step)
             if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
                 return known[1], known[2]
-            base = recorded(step).clone()
+            base = recorded(step).to("cpu", copy=True)
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples, targets)
             if keep:
