@@ -86,7 +86,7 @@ def test_other_functions_stay_their_own(loss: LossFunction) -> None:
     found = recognised(loss, 5)
     assert found.name == "own"
     logits, labels = torch.randn(2, 6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 4, 0])
-    kept = torch.tensor([[1.0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 1]]).double()
+    kept = torch.tensor([[1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 4, 1 / 4], [0, 1 / 4, 1 / 4, 0, 1 / 4, 1 / 4]]).double()
     residual = found.mean_residual(logits, labels, kept, [(0, 4, 0.5), (4, 6, 0.5)])
     for lane in range(2):
         leaf = logits[lane].clone().requires_grad_()

@@ -366,20 +366,6 @@ def test_a_loss_that_is_not_the_loops_is_noticed() -> None:
             one_step(model, optimizer, recorder, list(range(6)), **wrong)
 
 
-def test_a_loss_of_ones_own_over_all_samples_of_several_batches_is_refused() -> None:
-    """Its replay would keep the shares of the full batches."""
-    images, labels, ids = data()
-    loss = nn.functional.multi_margin_loss
-    model, optimizer, recorder = started(loss=loss, average="step")
-    for part in (slice(0, 6), slice(6, 12)):
-        with recorder.batch(ids[part], labels[part]):
-            (loss(model(images[part]), labels[part]) / 2).backward()
-    with pytest.raises(fastntk.InputError, match="average='step' cannot be replayed"):
-        optimizer.step()
-    with pytest.raises(fastntk.InputError, match="average='step' cannot be replayed"):
-        recorder.finish()
-
-
 def test_a_step_without_a_batch_and_another_optimiser_are_noticed() -> None:
     images, labels, _ = data()
     model, optimizer, recorder = started()

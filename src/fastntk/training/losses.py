@@ -61,15 +61,15 @@ class PathLoss:
         """The gradient of each lane's loss by its ``logits`` (L, B, C).
 
         ``weights`` (L, B): what every sample counts for in its lane, 0 where it does not take part. ``parts``: first and last
-        sample and share of each batch that went into the step; a function of one's own is called for each of them.
+        sample of each batch that went into the step, and its share; a function of one's own is called for each of them.
         """
         if self.name != OWN:
             return loss_residual(logits, targets, self.name, smoothing=self.smoothing) * weights.unsqueeze(2)
         residual = torch.zeros_like(logits)
-        for lane, start, stop, share in ((lane, *part) for lane in range(len(logits)) for part in parts):
+        for lane, start, stop in ((lane, *part[:2]) for lane in range(len(logits)) for part in parts):
             kept = start + weights[lane, start:stop].nonzero().flatten()
             if len(kept):
-                residual[lane, kept] = share * self.gradient(logits[lane, kept], targets[kept])
+                residual[lane, kept] = weights[lane, kept].sum() * self.gradient(logits[lane, kept], targets[kept])
         return residual
 
     def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:

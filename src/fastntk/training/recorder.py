@@ -333,11 +333,6 @@ class Recorder:
     def _prepare(self, parts: list[_Part]) -> _Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
         loss = self._recognised_loss()
-        if len(parts) > 1 and loss.name == OWN and self._average == "step":
-            self._fail(
-                "a loss of one's own with average='step' cannot be replayed for steps of several batches: their shares would "
-                "stay those of the full batches. Use one batch a step, or a loss that is the mean of its batches' means"
-            )
         weight = self._head.weight
         products = []
         for part in parts:
