@@ -119,7 +119,7 @@ def own_fit(
             recorder = stack.enter_context(record(model, subset, optimizer, loss=loss, trace=trace, steps=steps))
         for epoch in track(range(options.epochs if epochs is None else epochs), "own loop"):
             draws = Draws.of(options, len(samples), seed=seed, epoch=epoch)
-            for batch in _batches(len(samples), options.batch_size, keep, seed=seed, epoch=epoch):
+            for batch in batches_of(len(samples), options.batch_size, keep, seed=seed, epoch=epoch):
                 rate, step = options.rate(step, steps), step + 1
                 if len(batch) == 0:
                     continue
@@ -169,7 +169,7 @@ def _dropped(model: nn.Module, share: float) -> Iterator[_Masks]:
             hook.remove()
 
 
-def _batches(count: int, size: int, keep: Tensor | None, *, seed: int, epoch: int) -> Iterator[Tensor]:
+def batches_of(count: int, size: int, keep: Tensor | None, *, seed: int, epoch: int) -> Iterator[Tensor]:
     """The batches of an epoch; who is not kept drops out of its batch."""
     order = torch.from_numpy(np.random.default_rng([seed, epoch, ORDER]).permutation(count))
     for batch in order.split(size):

@@ -33,6 +33,11 @@ DEPTHS: dict[str, dict[str, Any]] = {
     "last block": {"depth": 1},
     "all, 2 checkpoints, corrected": {"depth": "all", "checkpoints": 2, "correction": 2, "exact": 2},
 }
+WHOLE: dict[str, dict[str, Any]] = {
+    "head": {"depth": "head"},
+    "last block": {"depth": 1},
+    "all": {"depth": "all", "checkpoints": 1, "exact": 0},
+}
 CNN = LoopOptions(epochs=10, batch_size=32, dropout=0.1)
 TRANSFORMER = LoopOptions(epochs=5, batch_size=16, lr=1e-3, pad=4, dropout=0.1)
 
@@ -89,7 +94,7 @@ def _whole_cnn(shared: Path) -> Bench:
     opened = _cnn(shared)
     samples, holdout = _data(opened)
     train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, replace(CNN, lr=5e-4))
-    return Bench("ResNet-20, all weights, a plain loop", samples, holdout, DEPTHS, train)
+    return Bench("ResNet-20, all weights, a plain loop", samples, holdout, WHOLE, train)
 
 
 def _whole_vit(shared: Path) -> Bench:
@@ -103,7 +108,7 @@ def _whole_vit(shared: Path) -> Bench:
         return VisionTransformer(img_size=32, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=10)
 
     train = _in_own_loop(make, "all", samples, replace(CNN, lr=1e-3, epochs=20))
-    return Bench("a ViT of 4 blocks, all weights from random ones, a plain loop", samples, holdout, DEPTHS, train)
+    return Bench("a ViT of 4 blocks, all weights from random ones, a plain loop", samples, holdout, WHOLE, train)
 
 
 def _lora(shared: Path) -> Bench:
@@ -119,12 +124,28 @@ def _lora(shared: Path) -> Bench:
         return get_peft_model(copy.deepcopy(opened.model), config)
 
     train = _in_own_loop(make, "lora+head", samples, TRANSFORMER)
-    return Bench("ViT-S/14, LoRA of rank 8 and head, a plain loop", samples, holdout, DEPTHS, train)
+    rows = {label: options for label, options in WHOLE.items() if label != "all"}  # whose rows would cost many trainings
+    return Bench("ViT-S/14, LoRA of rank 8 and head, a plain loop", samples, holdout, rows, train)
+
+
+def _trainer(shared: Path) -> Bench:
+    from lab.recorded_trainer import trainer_fit
+
+    opened = _vit(shared)
+    samples, holdout = _data(opened)
+    options = replace(TRANSFORMER, lr=3e-3)
+
+    def train(seed: int, keep: Tensor | None, *, record: bool) -> Run | nn.Module:
+        network = copy.deepcopy(opened.model)
+        return trainer_fit(network, "norm+head", samples, options, seed=seed, keep=keep, record=record)
+
+    return Bench("ViT-S/14, LayerNorm and head, Hugging Face's Trainer", samples, holdout, DEPTHS, train)
 
 
 LOOPS: dict[str, Callable[[Path], Bench]] = {
     "own-loop": _own_loop,
     "lora": _lora,
+    "trainer": _trainer,
     "whole-cnn": _whole_cnn,
     "whole-vit": _whole_vit,
 }
