@@ -603,3 +603,18 @@ def test_requests_of_several_threads_on_one_run() -> None:
         together = list(pool.map(lambda name: theta(without(run, depth="all", ids=[name])), ids))
     for one, other in zip(alone, together):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_after_full_fine_tuning_a_replay_of_the_head_says_first_that_the_body_stays() -> None:
+    torch.manual_seed(0)
+    model = Layers().double()
+    run = fastntk.fit(model, fastntk.tune(model, "all"), points(), recipe(), trace=True)
+    with pytest.warns(UserWarning, match="of the model's weights were trained and stay as they are"):
+        made = without(run, depth="head", ids=["p3"])
+    validity = made.details["validity"]
+    assert validity["verdict"] == "retrain instead"
+    left = sum(run.subset.parameters[name].numel() for name in made.details["left"])
+    assert validity["left_share"] == left / run.subset.numel > 0.5
+    whole = without(run, depth="all", ids=["p3"]).details["validity"]
+    assert whole["left_share"] == 0
+    assert not any("full fine-tuning" in reason for reason in whole["reasons"])
