@@ -21,6 +21,7 @@ TITLES = {
     "subset_vs_all": "The subset against all parameters",
     "sketches": "Approximations",
     "trace": "Recording a fine-tuning, and replaying a large trace",
+    "recorder": "Recording a loop of one's own",
     "plans": "Plans against what they took",
     "largest": "The largest case",
 }

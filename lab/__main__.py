@@ -24,7 +24,7 @@ PATHS = ("path", "augmented")
 SEEDED = (*PATHS, "chain")
 """Experiments that can be run seed by seed."""
 RECORDED = "recorded"
-PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
+PAGES = ("unlearning", COMPARISON, "path", RECORDED, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,6 +185,10 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
             docs / "comparison.md": comparison_page(settings, out=out).encode(),
             docs / FIGURE: comparison_figure(settings, out=out),
         }
+    if name == RECORDED:
+        from lab.recorded_page import recorded_page
+
+        return {docs / "results-recorded.md": recorded_page(out).encode()}
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}

@@ -56,8 +56,9 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     if kept > WHOLE:
         reasons.insert(
             0,
-            f"{100 * kept:.0f} % of the model's weights were trained and stay as they are, with what they learnt of the forgotten "
-            "samples: after full fine-tuning the head alone forgets little. Go deeper (depth=1, 2, …, 'all'), or train again",
+            f"{100 * kept:.0f} % of the model's weights were trained and stay as they are, with what they learnt of the "
+            "forgotten samples: after full fine-tuning the head alone forgets little. Go deeper (depth=1, 2, …, 'all'), or "
+            "train again",
         )
         warnings.warn(f"path-replay: {reasons[0]}.", stacklevel=2)
     drift = walker.trace.facts.drift
