@@ -45,7 +45,7 @@ format: $(ALL)
 	$(BIN)/ruff check --fix .
 
 bench: $(ALL)
-	$(PIP) -c benchmarks/constraints.txt -e '.[timm,hf,test,bench]'
+	$(PIP) -c benchmarks/constraints.txt -e '.[timm,hf,peft,lightning,test,bench]'
 	$(BIN)/python -m benchmarks
 
 tables: $(ALL)
@@ -63,7 +63,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(ALL): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[timm,hf,test,docs]'
+	$(PIP) -e '.[timm,hf,peft,lightning,test,docs]'
 	touch $(CORE) $(DOCS) $@
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/python

@@ -5,6 +5,6 @@ A benchmark is a module with ``run(quick) -> dict`` (JSON-able) and ``table(resu
 docs/engine.md.
 """
 
-NAMES = ("accuracy", "rows", "memory", "linear", "subset_vs_all", "sketches", "trace", "plans", "largest")
+NAMES = ("accuracy", "rows", "lora", "memory", "linear", "subset_vs_all", "sketches", "trace", "recorder", "plans", "largest")
 """In the order of the report; all but the slow ones run by default."""
-SLOW = ("trace", "plans", "largest")
+SLOW = ("lora", "trace", "recorder", "plans", "largest")

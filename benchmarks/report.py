@@ -15,11 +15,13 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "engine.md"
 TITLES = {
     "accuracy": "Fine-tuning",
     "rows": "Rows against other ways to make them",
+    "lora": "Rows of LoRA",
     "memory": "Memory while accumulating A",
     "linear": "Growth with the number of images",
     "subset_vs_all": "The subset against all parameters",
     "sketches": "Approximations",
     "trace": "Recording a fine-tuning, and replaying a large trace",
+    "recorder": "Recording a loop of one's own",
     "plans": "Plans against what they took",
     "largest": "The largest case",
 }

@@ -27,6 +27,7 @@ from benchmarks.common import SHARED, PeakMemory, child, markdown, timed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Samples, load_source
 from fastntk.models import input_spec
+from fastntk.training.optimizers import Group, Span
 from fastntk.training.recording import trace_size
 from fastntk.training.trace import Trace, TraceFacts, TraceWriter
 from fastntk.training.trace_folder import read_trace, seal_trace
@@ -185,7 +186,7 @@ def synthetic_trace(folder: Path, *, samples: int, epochs: int, features: int, c
         body=(),
         left=(),
         optimizer="Adam",
-        options={},
+        groups=(Group(("head.weight", "head.bias"), {}),),
         penalty=1e-3,
         loss="cross-entropy",
         anchor="synthetic",
@@ -202,9 +203,11 @@ def replayed_head(folder: Path, forgotten: int) -> dict[str, Any]:
     keep[0, torch.linspace(0, len(trace.listed) - 1, forgotten).long()] = False
     classes, width = trace.facts.classes, trace.facts.features
     anchor = {"head": torch.zeros(classes, width), "bias": torch.zeros(classes)}
+    size = classes * width
+    spans = [Span("head.weight", 0, size, (classes, width)), Span("head.bias", size, size + classes, (classes,))]
 
     def walk(part: Trace) -> float:
-        return timed(lambda: replay(part, anchor, keep))
+        return timed(lambda: replay(part, anchor, keep, spans=spans))
 
     # Not ru_maxrss: a child inherits its parent's, and the parent wrote the trace.
     with PeakMemory() as memory:

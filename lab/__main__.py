@@ -23,7 +23,8 @@ PATHS = ("path", "augmented")
 """Experiments that :mod:`lab.path` runs."""
 SEEDED = (*PATHS, "chain")
 """Experiments that can be run seed by seed."""
-PAGES = ("unlearning", COMPARISON, "path", "development", "tables", "architecture")
+RECORDED = "recorded"
+PAGES = ("unlearning", COMPARISON, "path", RECORDED, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -86,6 +87,16 @@ def _run(options: argparse.Namespace) -> int:
             f"with {', '.join(PATHS)}. The other experiments run all that is missing."
         )
     work = options.work or options.out / "work"
+    if options.name == RECORDED:
+        from lab import recorded
+        from lab.recorded_loops import LOOPS
+
+        unknown = sorted(set(options.settings or []) - set(LOOPS))
+        if unknown or options.plan:
+            raise InputError(f"'run {RECORDED}' takes --settings of {', '.join(LOOPS)}, and no --plan.")
+        for name in options.settings or LOOPS:
+            recorded.run(name, out=options.out, work=work, shared=options.shared)
+        return 0
     if options.name == COMPARISON and not options.plan:
         from lab.comparison import tune
 
@@ -174,6 +185,10 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
             docs / "comparison.md": comparison_page(settings, out=out).encode(),
             docs / FIGURE: comparison_figure(settings, out=out),
         }
+    if name == RECORDED:
+        from lab.recorded_page import recorded_page
+
+        return {docs / "results-recorded.md": recorded_page(out).encode()}
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}

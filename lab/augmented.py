@@ -8,7 +8,6 @@ The loop is :mod:`lab.own_loop`. Requests, rows, records and resuming are those 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk.base.atomic import new_folder
 from fastntk.reproduce.cells import RESNET
 from fastntk.reproduce.experiment import Experiment, Trained, open_experiment
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.training.recipe import Recipe
-from fastntk.training.trace_folder import seal_trace
-from lab.own_loop import LoopOptions, LoopRecorder, own_fit, trace_writer
+from lab.own_loop import LoopOptions, own_fit
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,13 @@ AUGMENTED = own_setting(
     requests=(Request("class", 0), Request("random", 0.1, draw_seed=0)),
     seeds=(0, 1, 2),
     extra_retrain_seeds=(),
-    methods=(MethodRow("head", "path-replay", {"depth": "head"}),),
+    methods=(
+        MethodRow("head", "path-replay", {"depth": "head"}),
+        MethodRow("auto", "path-replay", {"depth": "auto"}),
+        MethodRow(
+            "all, 2 checkpoints, corrected", "path-replay", {"depth": "all", "checkpoints": 2, "correction": 2, "exact": 2}
+        ),
+    ),
 )
 
 
@@ -73,24 +76,9 @@ class OwnExperiment(Experiment):
         """The loop from the anchor, on the kept samples; recorded into ``trace``, a new folder, where one is given."""
         self.subset.set(self.anchor)
         wall, cpu = time.perf_counter(), time.process_time()
-        if trace is None:
-            own_fit(self.model, self.subset, self.samples, self.loop, seed=seed, keep=keep, epochs=epochs)
-        else:
-            assert keep is None
-            assert epochs is None
-            self._recorded(seed, trace)
+        own_fit(self.model, self.subset, self.samples, self.loop, seed=seed, keep=keep, epochs=epochs, trace=trace)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         return Trained(self.subset.get(), wall, cpu, torch.get_num_threads())
-
-    def _recorded(self, seed: int, target: Path) -> None:
-        with new_folder(target) as folder, contextlib.ExitStack() as stack:
-            writer = trace_writer(self.model, self.subset, folder=folder)
-            stack.callback(writer.close)
-            recorder = LoopRecorder(self.model, self.subset, writer)
-            stack.callback(recorder.close)
-            own_fit(self.model, self.subset, self.samples, self.loop, seed=seed, recorder=recorder)
-            trace, digests = writer.finish(recorder.facts(self.loop), self.samples)
-            seal_trace(trace, folder, digests)
 
 
 def open_own(setting: Setting, *, shared: Path, work: Path) -> OwnExperiment:

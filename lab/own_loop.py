@@ -1,6 +1,7 @@
-"""A fine-tuning in a loop of one's own, as users write them, with its path recorded by a few lines around the step.
+"""A fine-tuning in a loop of one's own, as users write them, recorded by ``fastntk.record``.
 
     images     random crops (zeros around the edge) and horizontal flips, drawn anew for every sample and epoch
+    head       dropout of its inputs, drawn anew for every sample and epoch
     loss       cross-entropy with smoothed labels
     step       AdamW on the gradient clipped to a norm, at a rate that rises linearly, then falls to 0 along a cosine
 
@@ -11,6 +12,7 @@ of its own gradients. The network stays in eval mode, so BatchNorm's statistics 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,22 +24,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import DivergedError
 from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.training.network import eval_mode, fast_layout
-from fastntk.training.trace import TraceFacts, TraceWriter
+from fastntk.training.recorder import record
+from fastntk.training.run import Run
 from fastntk.tuning import Subset, find_head
 
-AUGMENT, ORDER = 1, 2
-"""Third number of the seeds, so that batches and augmentations are drawn apart."""
+AUGMENT, ORDER, DROPPED = 1, 2, 3
+"""Third number of the seeds, so that batches, augmentations and dropout are drawn apart."""
 
 
 @dataclass(frozen=True)
 class LoopOptions:
     """What the loop does, the seed aside. ``pad``: how far a crop may be off, in pixels; ``warm_up``: share of all steps on which
-    the rate rises; ``clip``: the largest norm of a step's gradient, None for any."""
+    the rate rises; ``clip``: the largest norm of a step's gradient, None for any; ``dropout``: of the head's inputs."""
 
     epochs: int = 20
     batch_size: int = 64
@@ -49,6 +51,7 @@ class LoopOptions:
     pad: int = 4
     flip: bool = True
     clip: float | None = 1.0
+    dropout: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -89,72 +92,6 @@ class Draws:
         return padded[place, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-class LoopRecorder:
-    """Writes the loop's path: the head's inputs by a hook, the body's gradients before they are clipped."""
-
-    def __init__(self, model: nn.Module, subset: Subset, writer: TraceWriter) -> None:
-        name, self._head = find_head(model)
-        prefix = f"{name}." if name else ""
-        self.head = [each for each in (f"{prefix}weight", f"{prefix}bias") if each in subset.names]
-        self.body = tuple(each for each in subset.names if each not in self.head)
-        self.writer, self._subset, self._anchor = writer, subset, subset.get()
-        self._features = torch.empty(0)
-        self._hook = self._head.register_forward_pre_hook(self._see)
-
-    def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._features = args[0].detach()
-
-    def epoch(self) -> None:
-        """An epoch begins, or the last one is over."""
-        self.writer.epoch(self._subset.get())
-
-    def gradient(self) -> Tensor:
-        """The body's gradient (b,), as it is now."""
-        parts = [parameter.grad for name, parameter in self._subset.parameters.items() if name in self.body]
-        return torch.cat([self._anchor[:0], *(part.detach().reshape(-1) for part in parts if part is not None)])
-
-    def step(self, batch: Tensor, gradient: Tensor, *, rate: float, clip: float) -> None:
-        """A step is about to be taken."""
-        self.writer.step(batch, self._features, gradient, rate=rate, clip=clip)
-
-    def close(self) -> None:
-        """Let go of the head."""
-        self._hook.remove()
-
-    def facts(self, options: LoopOptions) -> TraceFacts:
-        """What is known once the loop is over."""
-        return TraceFacts(
-            classes=self._head.weight.shape[0],
-            features=self._head.weight.shape[1],
-            head_weight=self.head[0],
-            head_bias=self.head[1] if len(self.head) > 1 else None,
-            body=self.body,
-            left=(),
-            optimizer="AdamW",
-            options={"weight_decay": options.weight_decay, "betas": list(options.betas)},
-            penalty=0.0,
-            loss="cross-entropy",
-            smoothing=options.smoothing,
-            anchor=tensor_digest(self._anchor),
-            trained=tensor_digest(self._subset.get()),
-        )
-
-
-def trace_writer(model: nn.Module, subset: Subset, *, folder: Path | None = None) -> TraceWriter:
-    """For these tuned parameters, features and gradients in their own precision; in memory or into a folder."""
-    name, head = find_head(model)
-    own = sum(parameter.numel() for each, parameter in subset.parameters.items() if each.rpartition(".")[0] == name)
-    return TraceWriter(
-        features=head.weight.shape[1],
-        body=subset.numel - own,
-        width=subset.numel,
-        dtype=subset.get().dtype,
-        half=False,
-        gradients=True,
-        folder=folder,
-    )
-
-
 def own_fit(
     model: nn.Module,
     subset: Subset,
@@ -163,51 +100,77 @@ def own_fit(
     *,
     seed: int,
     keep: Tensor | None = None,
-    recorder: LoopRecorder | None = None,
+    trace: bool | Path | None = None,
     epochs: int | None = None,
-) -> None:
-    """Fine-tune the subset from its present values, in place. ``keep`` (n,): who takes part; ``epochs``: only so many first ones
-    of the whole schedule."""
+) -> Run | None:
+    """Fine-tune the subset from its present values, in place; the run where it is recorded (``trace``: True, or a new folder).
+
+    ``keep`` (n,): who takes part; ``epochs``: only so many first ones of the whole schedule.
+    """
     parameters = list(subset.parameters.values())
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay, betas=options.betas)
     images, labels = fast_layout(model, samples.inputs), samples.labels
     steps, step = options.epochs * math.ceil(len(samples) / options.batch_size), 0
-    with eval_mode(model):
+    loss = nn.CrossEntropyLoss(label_smoothing=options.smoothing)
+    with eval_mode(model), contextlib.ExitStack() as stack:
+        recorder = None
+        masks = stack.enter_context(_dropped(model, options.dropout))
+        if trace is not None:
+            recorder = stack.enter_context(record(model, subset, optimizer, loss=loss, trace=trace, steps=steps))
         for epoch in track(range(options.epochs if epochs is None else epochs), "own loop"):
-            if recorder is not None:
-                recorder.epoch()
             draws = Draws.of(options, len(samples), seed=seed, epoch=epoch)
-            for batch in _batches(len(samples), options.batch_size, keep, seed=seed, epoch=epoch):
+            for batch in batches_of(len(samples), options.batch_size, keep, seed=seed, epoch=epoch):
                 rate, step = options.rate(step, steps), step + 1
                 if len(batch) == 0:
                     continue
-                optimizer.zero_grad()
-                outputs = model(draws.apply(images[batch], batch))
-                loss = F.cross_entropy(outputs, labels[batch], label_smoothing=options.smoothing)
-                if not math.isfinite(loss.item()):
-                    raise DivergedError(f"The loss became {loss.item()} in epoch {epoch + 1}: lower the rate ({options.lr}).")
-                loss.backward()
-                gradient = None if recorder is None else recorder.gradient()
-                clip = _clipped(parameters, options.clip)
-                if recorder is not None and gradient is not None:
-                    recorder.step(batch, gradient, rate=rate, clip=clip)
                 optimizer.param_groups[0]["lr"] = rate
-                optimizer.step()
-    if recorder is not None:
-        recorder.epoch()
-    optimizer.zero_grad()
+                masks.draw(seed, epoch, batch, len(samples))
+                ids = [samples.ids[position] for position in batch.tolist()]
+                with contextlib.nullcontext() if recorder is None else recorder.batch(ids, labels[batch]):
+                    optimizer.zero_grad()
+                    value = loss(model(draws.apply(images[batch], batch)), labels[batch])
+                    if not math.isfinite(value.item()):
+                        raise DivergedError(
+                            f"The loss became {value.item()} in epoch {epoch + 1}: lower the rate ({options.lr})."
+                        )
+                    value.backward()
+                    if options.clip is not None:
+                        nn.utils.clip_grad_norm_(parameters, options.clip)
+                    optimizer.step()
+        optimizer.zero_grad()
+        return None if recorder is None else recorder.finish(samples)
 
 
-def _batches(count: int, size: int, keep: Tensor | None, *, seed: int, epoch: int) -> Iterator[Tensor]:
+class _Masks:
+    """Dropout of the head's inputs by draws that follow from (seed, epoch) and the sample's position."""
+
+    def __init__(self, head: nn.Linear, share: float) -> None:
+        self._width, self._share, self._mask = head.weight.shape[1], share, torch.empty(0)
+
+    def draw(self, seed: int, epoch: int, batch: Tensor, count: int) -> None:
+        """For the samples of a batch."""
+        if self._share:
+            kept = np.random.default_rng([seed, epoch, DROPPED]).random((count, self._width), dtype=np.float32) >= self._share
+            self._mask = torch.from_numpy(kept)[batch] / (1 - self._share)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * self._mask.to(args[0]), *args[1:])
+
+
+@contextlib.contextmanager
+def _dropped(model: nn.Module, share: float) -> Iterator[_Masks]:
+    _, head = find_head(model)
+    masks = _Masks(head, share)
+    hook = head.register_forward_pre_hook(masks) if share else None
+    try:
+        yield masks
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def batches_of(count: int, size: int, keep: Tensor | None, *, seed: int, epoch: int) -> Iterator[Tensor]:
     """The batches of an epoch; who is not kept drops out of its batch."""
     order = torch.from_numpy(np.random.default_rng([seed, epoch, ORDER]).permutation(count))
     for batch in order.split(size):
         yield batch if keep is None else batch[keep[batch]]
-
-
-def _clipped(parameters: list[nn.Parameter], most: float | None) -> float:
-    """Clip the gradients to this norm; returns the factor that they were multiplied with."""
-    if most is None:
-        return 1.0
-    norm = nn.utils.clip_grad_norm_(parameters, most)
-    return float((most / (norm + 1e-6)).clamp(max=1.0))

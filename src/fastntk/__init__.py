@@ -19,7 +19,7 @@ from fastntk.base.version import __version__ as __version__
 if TYPE_CHECKING:
     from fastntk.auditing import audit
     from fastntk.base.errors import BudgetError, InputError
-    from fastntk.data import ForgetRequest, Samples, Split, load_source
+    from fastntk.data import ForgetRequest, Samples, Split, ids_in_file, ids_of_persons, load_source, matching_ids
     from fastntk.data.request import parse_classes
     from fastntk.models import InputSpec, build_model, input_spec
     from fastntk.planning import Plan
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastntk.training.fitting import fit
     from fastntk.training.network import predict
     from fastntk.training.recipe import Recipe
+    from fastntk.training.recorder import Recorder, record
     from fastntk.training.run import Run
     from fastntk.tuning import Subset, load_tuned, save_tuned, tune
     from fastntk.unlearning import Rehearsal, TunedBaseline, Unlearned, plan, rehearse, tune_baseline, unlearn
@@ -44,6 +45,7 @@ __all__ = [
     "Linearisation",
     "Plan",
     "Recipe",
+    "Recorder",
     "Rehearsal",
     "Removals",
     "Run",
@@ -55,6 +57,8 @@ __all__ = [
     "audit",
     "build_model",
     "fit",
+    "ids_in_file",
+    "ids_of_persons",
     "input_spec",
     "jacobian",
     "linearise_run",
@@ -62,9 +66,11 @@ __all__ = [
     "load_run",
     "load_source",
     "load_tuned",
+    "matching_ids",
     "parse_classes",
     "plan",
     "predict",
+    "record",
     "rehearse",
     "removals",
     "save_result",
@@ -84,6 +90,7 @@ _HOMES = {
     "Linearisation": "tangent.linearisation",
     "Plan": "planning",
     "Recipe": "training.recipe",
+    "Recorder": "training.recorder",
     "Rehearsal": "unlearning",
     "Removals": "unlearning.removals",
     "Run": "training.run",
@@ -95,6 +102,8 @@ _HOMES = {
     "audit": "auditing",
     "build_model": "models",
     "fit": "training",
+    "ids_in_file": "data",
+    "ids_of_persons": "data",
     "input_spec": "models",
     "jacobian": "tangent",
     "linearise_run": "tangent.linearisation",
@@ -102,9 +111,11 @@ _HOMES = {
     "load_run": "storage.runs",
     "load_source": "data",
     "load_tuned": "tuning",
+    "matching_ids": "data",
     "parse_classes": "data.request",
     "plan": "unlearning",
     "predict": "training",
+    "record": "training.recorder",
     "rehearse": "unlearning",
     "removals": "unlearning.removals",
     "save_result": "storage.results",

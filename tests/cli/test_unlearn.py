@@ -86,6 +86,27 @@ def test_json_is_one_object_without_ids(run_folder: Path, run: Any, tmp_path: Pa
     assert record["accuracy"]["retain"]["before"] == record["accuracy"]["retain"]["after"]
 
 
+def test_patterns_files_and_persons_name_the_same_samples(run_folder: Path, run: Any, tmp_path: Path) -> None:
+    """Each way of naming samples ends in the same request, and no name is written anywhere."""
+    assert run.data.ids[:7] == ("0", "1", "2", "10", "11", "12", "20")
+    ids, people = tmp_path / "ids.txt", tmp_path / "people.csv"
+    ids.write_bytes("\ufeff# a series\r\n1[0-2]  # all three\r\n\r\n".encode())
+    people.write_text("id,person\n12,Ada Lovelace\n20,Ada Lovelace\n20,Bob\n1,Eve\n")
+    who = ["--person", "Ada Lovelace", "--person", "Bob", "--persons-file", people]
+    asked = ["--ids", "1[0-1],12", *who], ["--ids-file", ids, *who], ["--ids", "10", "--ids-file", ids, *who]
+    for number, request in enumerate(asked):
+        outcome = command("unlearn", run_folder, *request, "--method", "full", "--out", tmp_path / str(number))
+        assert outcome.exit_code == 0, outcome.output
+        assert load_result(tmp_path / str(number), run).forgotten.ids == ("10", "11", "12", "20")
+        written = b"".join(path.read_bytes() for path in (tmp_path / str(number)).rglob("*") if path.is_file())
+        assert b"Lovelace" not in written
+        assert "Lovelace" not in outcome.output
+    planned = command("plan", run_folder, *who, "--method", "full")
+    assert planned.exit_code == 0, planned.output
+    assert "12 samples (10 retained)" in planned.stdout
+    assert "--person NAME --persons-file CSV" in planned.stdout
+
+
 def test_a_result_keeps_digests_and_no_ids(run: Any, tmp_path: Path) -> None:
     samples = fastntk.Samples(run.data.inputs, run.data.labels, [f"person-{i}" for i in range(12)], run.data.classes)
     other = fastntk.Run(run.model, run.subset, run.anchor, samples, recipe=run.recipe)

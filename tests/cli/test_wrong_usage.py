@@ -51,6 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "empty.txt").write_text("\n \n")
     (place / "binary.txt").write_bytes(b"\xff\xfe\x00")
     (place / "unknown.txt").write_text("nobody\n")
+    (place / "people.csv").write_text("id,person\n1,Ada\nnobody,Bob\n")
+    (place / "twice.csv").write_text("id,person\n1,Ada\n1,Ada\n")
+    (place / "header.csv").write_text("file,name\n1,Ada\n")
     for name in ("short", "edited", "future", "lost", "unsourced", "no-manifest"):
         shutil.copytree(run, place / name)
     os.truncate(place / "short" / "base.safetensors", 500)
@@ -82,6 +85,8 @@ WRONG = {
     f"{TUNE} --out new --weight-decay -1": "weight_decay must be",
     f"{TUNE} --out new --seed -3": "--seed",
     f"{TUNE} --out new --threads 0": "--threads",
+    f"{TUNE} --out new --device gpu": "device must be one of auto, cpu, cuda, mps",
+    f"{TUNE} --out new --device cuda:99": "device 'cuda:99' is not there",
     f"{TUNE} --out new --tune prompts": "vision transformer",
     f"{TUNE} --out new --tune norm+": "empty term",
     f"{TUNE} --out new --tune nose": "Unknown spec term",
@@ -137,6 +142,15 @@ WRONG = {
     f"{DO} --ids-file binary.txt": "cannot be read as a text file",
     f"{DO} --ids-file unknown.txt": "unknown ids: nobody",
     f"{DO} --ids-file taken": "cannot be read",
+    f"{DO} --ids x*,y?": "no id matches x*, y?",
+    f"{DO} --person Ada": "--person and --persons-file go together",
+    f"{DO} --persons-file people.csv": "--person and --persons-file go together",
+    f"{DO} --person Ada --persons-file nowhere.csv": "nowhere.csv is not there",
+    f"{DO} --person Eve --persons-file people.csv": "does not know 'Eve'; it has 2 persons",
+    f"{DO} --person Bob --persons-file people.csv": "gives 'Bob' ids that are not in the data: nobody",
+    f"{DO} --person Ada --persons-file twice.csv": "line 3: 1,Ada is in line 2 already",
+    f"{DO} --person Ada --persons-file header.csv": "names the columns id and person once each, not 'file,name'",
+    "plan run --person Eve --persons-file people.csv": "does not know 'Eve'",
     f"{DO} --classes 0 --method fast-ntk --damping 0": "damping must be a number > 0",
     f"{DO} --classes 0 --method fast-ntk --damping -1": "damping must be a number > 0",
     f"{DO} --classes 0 --method fast-ntk --damping nan": "damping must be a number > 0",

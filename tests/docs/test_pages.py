@@ -20,7 +20,7 @@ from fastntk.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = ("python", "sh", "json", "text", "html", "toml", "latex")
+LANGUAGES = ("python", "sh", "diff", "json", "text", "html", "toml", "latex")
 
 
 def example(name: str) -> ModuleType:

@@ -105,10 +105,53 @@ def test_prompts(play: Play) -> None:
     assert any("prefix_prompt" in name for name in load_file(work / "unlearned.safetensors"))
 
 
+def test_own_loop(play: Play) -> None:
+    work, text, names = play("own_loop")
+    check_report(text, forgotten=20, retained=175)
+    names["small_net"]().load_state_dict(torch.load(work / "unlearned.pt", weights_only=True))
+
+
+def test_hf_trainer(play: Play) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'fastntk[hf]'")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'fastntk[hf]'")
+    work, text, _ = play("hf_trainer")
+    check_report(text, forgotten=20, retained=175)
+    transformers.AutoModelForImageClassification.from_pretrained(work / "unlearned")
+
+
+def test_peft_lora(play: Play) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'fastntk[hf]'")
+    pytest.importorskip("peft", reason="needs peft: pip install 'fastntk[peft]'")
+    work, text, _ = play("peft_lora")
+    check_report(text, forgotten=20, retained=175)
+    adapter = load_file(work / "unlearned" / "adapter_model.safetensors")
+    assert any("lora_A" in name for name in adapter)
+    assert any("classifier" in name for name in adapter)
+
+
 def test_each_is_short_and_known() -> None:
-    assert NAMES == ["huggingface_folder", "prompts_serving", "timm_finetuned_elsewhere", "torchvision_style_cnn"]
+    assert NAMES == [
+        "hf_trainer",
+        "huggingface_folder",
+        "own_loop",
+        "peft_lora",
+        "prompts_serving",
+        "timm_finetuned_elsewhere",
+        "torchvision_style_cnn",
+    ]
     for name in NAMES:
         assert len((EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()) < 60, name
+
+
+def test_the_lines_that_the_documentation_adds_are_those_of_the_examples() -> None:
+    page = (EXAMPLES.parent / "docs" / "howto.md").read_text("utf-8")
+    blocks = re.findall(r"\(`examples/(\w+)\.py`[^`]*(?:`[^`\n]*`[^`]*)*?```diff\n(.*?)```", page, re.S)
+    assert [name for name, _ in blocks] == ["own_loop", "hf_trainer", "peft_lora"]
+    for name, block in blocks:
+        lines = {line.partition("  #")[0].strip() for line in (EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()}
+        added = [line[1:].strip() for line in block.splitlines() if line.startswith("+")]
+        assert len(added) >= 2
+        assert set(added) <= lines, name
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from benchmarks.trace import Built, first_steps, replayed_head, slowdown, synthe
 import fastntk
 from fastntk.data import load_source
 from fastntk.models import input_spec
+from fastntk.training.optimizers import Span
 from fastntk.training.trace_folder import read_trace
 from fastntk.unlearning.path_replay.replay import replay
 
@@ -31,8 +32,9 @@ def test_the_first_steps_of_a_trace_end_where_the_whole_passes(tmp_path: Path) -
     trace = read_trace(tmp_path)
     keep = torch.arange(60).remainder(7).ne(0).unsqueeze(0)
     anchor = {"head": torch.zeros(5, 8), "bias": torch.zeros(5)}
-    whole = replay(trace, anchor, keep, points=(5,))
-    part = replay(first_steps(trace, 5), anchor, keep)
+    spans = [Span("head.weight", 0, 40, (5, 8)), Span("head.bias", 40, 45, (5,))]
+    whole = replay(trace, anchor, keep, spans=spans, points=(5,))
+    part = replay(first_steps(trace, 5), anchor, keep, spans=spans)
     assert torch.equal(part.lanes.values, whole.points[5].values)
     assert not torch.equal(part.lanes.values, whole.lanes.values)
 

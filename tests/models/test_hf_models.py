@@ -121,7 +121,7 @@ def test_preprocessing_is_read_or_said_to_be_assumed(published, tmp_path):
     model = build_model(f"hf:{tmp_path}", num_classes=3)
     spec = input_spec(model)
     assert (spec.size, spec.mean, spec.std) == (32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert (spec.interpolation, spec.crop) == ("bicubic", 0.8)
+    assert (spec.interpolation, spec.processor["size"]) == ("bicubic", {"shortest_edge": 40})
     assert card_of(model).notes == ()
 
 

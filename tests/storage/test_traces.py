@@ -86,7 +86,7 @@ def shortened(trace: Trace, keep: Tensor, trained: Tensor) -> Trace:
         start, stop = int(trace.bounds[step]), int(trace.bounds[step + 1])
         stay = keep[trace.visited[start:stop]]
         visits, features = trace.visited[start:stop][stay], trace.features.read(start, stop)[stay] + 0.25
-        writer.step(number[visits], features, torch.ones(trace.gradients.shape[0]) * step, rate=float(trace.rates[step]))
+        writer.step(number[visits], features, torch.ones(trace.gradients.shape[0]) * step, rate=float(trace.rates[step, 0]))
     writer.epoch(trained)
     return writer.finish(facts, without_images(trace.listed.subset(keep.nonzero().flatten())))[0]
 

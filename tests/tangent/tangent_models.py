@@ -40,7 +40,7 @@ class GroupNormCNN(nn.Module):
 
 
 class OddCNN(nn.Module):
-    """Parameters in operations that the sites do not know: a bare scale, a token, a conv with string padding."""
+    """What is seldom met: a bare scale, a token, and a conv with string padding, which the sites do not know."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class ScaledBlock(nn.Module):
         self.scale = nn.Parameter(torch.ones(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.scale * self.down(torch.tanh(self.up(self.norm(x))))
+        return x + self.down(torch.tanh(self.up(self.norm(x)))) / self.scale
 
 
 class Residual(nn.Module):
@@ -291,7 +291,7 @@ class LateScale(nn.Module):
         self.conv, self.out = nn.Conv2d(3, 5, 3), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.conv(x * self.early) * self.late).mean((2, 3)))
+        return self.out(torch.tanh(self.conv(x / self.early) / self.late).mean((2, 3)))
 
 
 def test_the_generic_route_goes_back_only_inside_the_depth() -> None:

@@ -74,7 +74,8 @@ def test_routes_say_what_went_where() -> None:
     model = shaken(OddCNN())
     subset = fastntk.tune(model, "all")
     engine = checked_engine(model, subset, torch.randn(2, 3, 6, 6))
-    assert set(engine.generic) == {"scale", "token", "conv.weight", "conv.bias"}
+    assert set(engine.generic) == {"conv.weight", "conv.bias"}
+    assert {"scale", "token"} <= set(engine.direct)
     assert engine.head_names == ("out.weight", "out.bias")
     flipped = shaken(FlippedLayout())
     engine = checked_engine(flipped, fastntk.tune(flipped, "norm+head"), torch.randn(5, 5, 8))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.training.loop import batch_loss
-from fastntk.training.losses import loss_residual
+from fastntk.training.losses import LossFunction, loss_residual, recognised
+from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import TraceFacts
 
-FACTS = TraceFacts(3, 2, "w", None, (), (), "AdamW", {"weight_decay": 0.1}, 0.0, "cross-entropy", "a", "t", smoothing=0.1)
+FACTS = TraceFacts(
+    3, 2, "w", None, (), (), "AdamW", (Group(("w",), {"weight_decay": 0.1}),), 0.0, "cross-entropy", "a", "t", smoothing=0.1
+)
 
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("cross-entropy", 0.0), ("cross-entropy", 0.1), ("squared", 0.0)])
@@ -55,8 +60,43 @@ def test_a_loss_of_a_batch_smooths_its_labels() -> None:
     assert torch.equal(batch_loss(outputs, labels, Recipe(), smoothing=0.2), expected)
 
 
-def test_facts_without_smoothing_are_of_plain_labels() -> None:
-    stored = FACTS.to_dict()
+def test_facts_survive_json() -> None:
+    stored = json.loads(json.dumps(FACTS.to_dict()))
     assert TraceFacts.from_dict(stored) == FACTS
-    del stored["smoothing"]
-    assert TraceFacts.from_dict(stored).smoothing == 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.37])
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_cross_entropy_is_recognised_by_its_values(smoothing: float, soft: bool) -> None:
+    found = recognised(lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=smoothing), 5, soft=soft)
+    assert (found.name, found.function) == ("cross-entropy", None)
+    assert found.smoothing == pytest.approx(smoothing, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 1, 1], dtype=torch.float64)),
+        lambda o, t: 2 * nn.functional.cross_entropy(o, t),
+        lambda o, t: nn.functional.multi_margin_loss(o, t),
+        lambda o, t: nn.functional.cross_entropy(o / 2, t),
+    ],
+)
+def test_other_functions_stay_their_own(loss: LossFunction) -> None:
+    found = recognised(loss, 5)
+    assert found.name == "own"
+    logits, labels = torch.randn(2, 6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 4, 0])
+    kept = torch.tensor([[1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 4, 1 / 4], [0, 1 / 4, 1 / 4, 0, 1 / 4, 1 / 4]]).double()
+    residual = found.mean_residual(logits, labels, kept, [(0, 4, 0.5), (4, 6, 0.5)])
+    for lane in range(2):
+        leaf = logits[lane].clone().requires_grad_()
+        parts = [torch.arange(0, 4), torch.arange(4, 6)]
+        total = sum(0.5 * loss(leaf[part[kept[lane, part] > 0]], labels[part[kept[lane, part] > 0]]) for part in parts)
+        (expected,) = torch.autograd.grad(total, leaf)
+        torch.testing.assert_close(residual[lane], expected, rtol=0, atol=1e-12)
+
+
+def test_the_squared_loss_is_recognised() -> None:
+    assert recognised(lambda o, t: batch_loss(o, t, Recipe(loss="squared")), 4).name == "squared"
+    with pytest.raises(InputError, match="got int"):
+        recognised(3, 4)

@@ -19,7 +19,7 @@ from fastntk.base.errors import DivergedError, InputError
 from fastntk.training import recording
 from fastntk.training import trace as traces
 from fastntk.training.loop import epoch_batches, learning_rate
-from fastntk.training.optimizers import ELEMENTWISE, rebuild
+from fastntk.training.optimizers import KNOWN, Group, Span, StackOptimizer
 from fastntk.training.recording import FitRecorder, trace_size
 from fastntk.training.series import Series, SeriesWriter
 from fastntk.training.trace import Trace
@@ -84,7 +84,7 @@ def test_what_is_recorded_is_what_happened(run: fastntk.Run) -> None:
     assert trace.bounds.tolist() == [0, 8, 16, 20, 28, 36, 40]
     order = torch.cat([batch for epoch in range(2) for batch in epoch_batches(20, recipe, epoch)])
     assert torch.equal(trace.visited, order)
-    assert trace.rates.tolist() == [learning_rate(recipe, step, 6) for step in range(6)]
+    assert trace.rates[:, 0].tolist() == [learning_rate(recipe, step, 6) for step in range(6)]
     assert bool((trace.clips == 1).all())
     assert trace.facts.body == ("1.weight", "1.bias")
     assert (trace.facts.head_weight, trace.facts.head_bias, trace.facts.left) == ("5.weight", "5.bias", ())
@@ -393,23 +393,29 @@ def test_a_series_is_read_in_slices_from_memory_and_from_a_file(
         SeriesWriter(shape, dtype, tmp_path / "x.bin")
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", KNOWN)
 def test_a_rebuilt_optimiser_steps_a_stack_as_its_parts(name: str) -> None:
+    """Two vectors of a matrix and another parameter, in two groups with other options, against torch's optimiser on each."""
     generator = torch.Generator().manual_seed(0)
-    start, grads = (torch.randn(*shape, 5, generator=generator, dtype=torch.float64) for shape in ((2,), (4, 2)))
+    shapes = {"a": (3, 2), "b": (2, 2) if name == "Muon" else (4,)}
+    spans = [Span("a", 0, 6, shapes["a"]), Span("b", 6, 10, shapes["b"])]
+    start, grads = (torch.randn(*shape, 10, generator=generator, dtype=torch.float64) for shape in ((2,), (4, 2)))
+    decay = {} if name in ("Rprop",) else {"weight_decay": 0.1}
+    groups = (Group(("a",), decay), Group(("b",), {}))
     stack = start.clone()
-    together = rebuild(name, {}, [stack])
-    rows = [row.clone() for row in start]
-    single = [getattr(torch.optim, name)([row], lr=1.0) for row in rows]
+    together = StackOptimizer(name, groups, stack, spans)
+    own = [[row[:6].view(shapes["a"]).clone(), row[6:].view(shapes["b"]).clone()] for row in start]
+    single = [getattr(torch.optim, name)([{"params": [a], **decay}, {"params": [b]}], lr=1.0) for a, b in own]
     for step, grad in enumerate(grads):
-        for optimizer in (together, *single):
-            optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
-        stack.grad = grad.clone()
-        together.step()
-        for row, own, optimizer in zip(rows, grad, single):
-            row.grad = own.clone()
+        rates = [0.1 / (1 + step), 0.2 / (1 + step)]
+        together.step(grad, rates)
+        for pair, part, optimizer in zip(own, grad, single):
+            pair[0].grad, pair[1].grad = part[:6].view(shapes["a"]), part[6:].view(shapes["b"])
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate
             optimizer.step()
-    torch.testing.assert_close(stack, torch.stack(rows), rtol=1e-13, atol=1e-14)
+    expected = torch.stack([torch.cat([a.reshape(-1), b.reshape(-1)]) for a, b in own])
+    torch.testing.assert_close(stack, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_a_trace_on_disk_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_specs_name_parameters_in_the_models_order_and_freeze_the_rest(spec: str
     [
         ("", "empty term"),
         ("norm++head", "empty term"),
-        ("nrom+head", r"Unknown spec term 'nrom'.*norm, head, prompts, all.*conv\.weight"),
+        ("nrom+head", r"Unknown spec term 'nrom'.*norm, head, prompts, lora, all.*conv\.weight"),
         ("Conv.*", "matches no parameter name"),
         ("prompts+head", "needs a vision transformer, but Small"),
     ],

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.base.digest import tensor_digest
+from fastntk.training.optimizers import Group
 from fastntk.training.trace import TraceFacts, TraceWriter
 
 NAMES = ("ant", "bee", "cat", "dog")
@@ -65,19 +66,21 @@ def traced_head(
     subset = fastntk.tune(model, "head")
     anchor, samples = subset.get(), points(n)
     visits = [(list(batch), torch.randn(len(batch), 3, dtype=torch.float64)) for _ in range(epochs) for batch in batches]
-    known: dict[str, Any] = {"optimizer": "Adam", "options": {}, "penalty": 0.01, "loss": "cross-entropy"} | facts
+    known: dict[str, Any] = {"optimizer": "Adam", "penalty": 0.01, "loss": "cross-entropy"} | facts
+    options = known.pop("options", {})
+    stated = known | {"groups": (Group(subset.names, options),)}
     writer = TraceWriter(features=3, body=0, width=subset.numel, dtype=torch.float64, half=False, gradients=True)
     for step, (batch, features) in enumerate(visits):
         if step % len(batches) == 0:
             writer.epoch(anchor)
         writer.step(torch.tensor(batch), features, anchor[:0], rate=0.05 / (1 + step), clip=1.0)
     if known["optimizer"] in ("Adam", "SGD"):
-        subset.set(slow_head(anchor, visits, samples.labels, known))
+        subset.set(slow_head(anchor, visits, samples.labels, known | {"options": options}))
     writer.epoch(subset.get())
     trace, _ = writer.finish(
         TraceFacts(
             classes=4, features=3, head_weight="0.weight", head_bias="0.bias", body=(), left=(),
-            anchor=tensor_digest(anchor), trained=tensor_digest(subset.get()), **known,
+            anchor=tensor_digest(anchor), trained=tensor_digest(subset.get()), **stated,
         ),
         samples,
     )  # fmt: skip
@@ -93,7 +96,7 @@ def slow_head(
     with torch.no_grad():
         for parameter, value in zip(head.parameters(), start):
             parameter.copy_(value)
-    optimizer = getattr(torch.optim, facts["optimizer"])(head.parameters(), lr=1.0, **facts["options"])
+    optimizer = getattr(torch.optim, facts["optimizer"])(head.parameters(), lr=1.0, **facts.get("options", {}))
     for step, (batch, features) in enumerate(visits):
         stay = [k for k, sample in enumerate(batch) if sample not in gone]
         if not stay:

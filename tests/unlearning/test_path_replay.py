@@ -17,6 +17,7 @@ from fastntk.base.errors import BudgetError, InputError
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.training import trace as traces
 from fastntk.training.loop import epoch_batches, learning_rate
+from fastntk.training.optimizers import Group
 from fastntk.unlearning.path_replay import network as networks
 from fastntk.unlearning.path_replay import rewriting
 from fastntk.unlearning.path_replay.depths import DepthSize, rungs
@@ -354,7 +355,7 @@ def test_samples_visited_never_twice_or_alone_in_a_batch(facts: dict[str, Any]) 
     torch.testing.assert_close(theta(chained), slow, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["LBFGS", "Foo", "Muon"])
+@pytest.mark.parametrize("name", ["LBFGS", "Foo", "SparseAdam"])
 def test_an_optimiser_that_cannot_be_rebuilt_is_refused(name: str) -> None:
     run, _ = traced_head([[0, 1], [2, 3]], optimizer=name)
     with pytest.raises(InputError, match=f"{name}' cannot be rebuilt .* Known: SGD, Adam"):
@@ -365,7 +366,7 @@ def test_unknown_options_and_losses_of_a_trace_are_refused() -> None:
     run, _ = traced_head([[0, 1], [2, 3]])
     assert run.trace is not None
     for facts, message in (
-        ({"options": {"speed": 3}}, "Adam refuses the options"),
+        ({"groups": (Group(run.subset.names, {"speed": 3}),)}, "Adam refuses the options"),
         ({"loss": "hinge"}, "loss 'hinge' .* not known"),
     ):
         trace = dataclasses.replace(run.trace, facts=dataclasses.replace(run.trace.facts, **facts))
@@ -602,3 +603,18 @@ def test_requests_of_several_threads_on_one_run() -> None:
         together = list(pool.map(lambda name: theta(without(run, depth="all", ids=[name])), ids))
     for one, other in zip(alone, together):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_after_full_fine_tuning_a_replay_of_the_head_says_first_that_the_body_stays() -> None:
+    torch.manual_seed(0)
+    model = Layers().double()
+    run = fastntk.fit(model, fastntk.tune(model, "all"), points(), recipe(), trace=True)
+    with pytest.warns(UserWarning, match="of the model's weights were trained and stay as they are"):
+        made = without(run, depth="head", ids=["p3"])
+    validity = made.details["validity"]
+    assert validity["verdict"] == "retrain instead"
+    left = sum(run.subset.parameters[name].numel() for name in made.details["left"])
+    assert validity["left_share"] == left / run.subset.numel > 0.5
+    whole = without(run, depth="all", ids=["p3"]).details["validity"]
+    assert whole["left_share"] == 0
+    assert not any("full fine-tuning" in reason for reason in whole["reasons"])

@@ -89,7 +89,7 @@ def test_every_method_says_what_it_is_does_and_needs() -> None:
         assert method.summary
         assert not method.summary.endswith(".")
         assert set(method.search_space) <= set(method.options)
-        assert method.needs <= {"rows", "recipe", "engine", "trace"}
+        assert method.needs <= {"rows", "recipe", "engine", "trace", "images"}
     assert {name for name, method in METHODS.items() if "rows" in method.needs} == {"fast-ntk", "tangent-replay"}
 
 

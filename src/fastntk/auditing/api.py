@@ -31,6 +31,7 @@ from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.storage.manifest import versions
 from fastntk.training.run import Run
+from fastntk.unlearning.baselines.own_training import Retrainer, check_function
 from fastntk.unlearning.result import Unlearned
 
 
@@ -40,6 +41,7 @@ def audit(
     *,
     holdout: Samples,
     reference: Reference = None,
+    retrain: Retrainer | None = None,
     retrains: int = 1,
     relearn_threshold: float = 0.05,
     relearn_cap: int = 100,
@@ -56,25 +58,31 @@ def audit(
 
     ``holdout``: samples of the same classes that were never trained on. ``reference``: None, and the record says that there is
     no Retrain to judge by; ``"retrain"``, trained here with the run's seed and ``retrains`` further seeds; or results of
-    ``unlearn(..., method="retrain")``, the first with the run's own seed. ``relearn_threshold``, ``relearn_cap``: the loss at
-    which relearning ends, and the epochs after which it is given up. ``ensemble``: how many models U-LiRA and KLoM get (None:
-    not computed), ``real`` trainings or ``tangent`` replays, stored in ``cache``. ``predictions``: a cache that several audits
-    of one run and request share, so that Full and Retrains are evaluated once. ``require``: conditions such as
-    ``"forget_accuracy<=retrain+1"``, whose outcome is in the record. ``seed``: of the attack's folds, of relearning's batches
-    and of the random model.
+    ``unlearn(..., method="retrain")``, the first with the run's own seed. ``retrain(keep_ids, seed)``: a training function of
+    your own, which makes these Retrains and the ensemble in place of the run's recipe, and without ``reference`` asks for them;
+    it returns a model, a state_dict, the tuned vector or a Run (docs/howto.md).
+
+    ``relearn_threshold``, ``relearn_cap``: the loss at which relearning ends, and the epochs after which it is given up.
+    ``ensemble``: how many models U-LiRA and KLoM get (None: not computed), ``real`` trainings or ``tangent`` replays, stored in
+    ``cache``. ``predictions``: a cache that several audits of one run and request share, so that Full and Retrains are evaluated
+    once. ``require``: conditions such as ``"forget_accuracy<=retrain+1"``, whose outcome is in the record. ``seed``: of the
+    attack's folds, of relearning's batches and of the random model.
     """
     started = time.perf_counter()
     conditions = [parse(text) for text in ([require] if isinstance(require, str) else require)]
     shared = _check_subject(run, result, holdout)
+    if retrain is not None:
+        check_function(retrain)
+        reference = "retrain" if reference is None else reference
     planned = _planned(reference, retrains)
     check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=membership, probes=probes))
     if ensemble is not None:
-        check_ensemble(run, size=ensemble, kind=ensemble_kind)
+        check_ensemble(run, size=ensemble, kind=ensemble_kind, retrain=retrain)
         check_offered(result.method, ensemble_kind)
     if not relearn_threshold > 0 or relearn_cap < 0:
         raise InputError(f"relearn_threshold must be > 0 and relearn_cap ≥ 0; got {relearn_threshold} and {relearn_cap}.")
-    retrained = references(run, result, reference, retrains=retrains)
-    retrain = retrained[0] if retrained else None
+    retrained = references(run, result, reference, retrains=retrains, retrain=retrain)
+    first = retrained[0] if retrained else None
     forgotten = result.forgotten
     on = evaluation_sets(result.retained, forgotten, holdout, cache=predictions)
     models, others = _predictions(run, result, retrained, on, features=probes)
@@ -83,7 +91,9 @@ def audit(
     data_digest = run.data.digest()
     attacks = comparisons.population(models, seed=seed) if membership else Membership()
     if ensemble is not None:
-        lira, klom = comparisons.ensembles(run, result, holdout, size=ensemble, kind=ensemble_kind, cache=cache)
+        lira, klom = comparisons.ensembles(
+            run, result, holdout, size=ensemble, kind=ensemble_kind, cache=cache, retrain=retrain, reference=first
+        )
         attacks = replace(attacks, u_lira=lira, klom=klom)
     measured = Measurements(
         schema=SCHEMA,
@@ -96,14 +106,14 @@ def audit(
         reference=about,
         accuracy=sections.accuracies(models, result.split.whole_classes),
         loss=sections.losses(models),
-        relearn=comparisons.relearning(run, result, retrain, forgotten, threshold=relearn_threshold, cap=relearn_cap, seed=seed),
+        relearn=comparisons.relearning(run, result, first, forgotten, threshold=relearn_threshold, cap=relearn_cap, seed=seed),
         probes=comparisons.probes(run, models, on, seed=seed) if probes else UNSET,
         distances=UNSET if about.seed is None else comparisons.distances(run, models, others, seed=about.seed),
         membership=attacks,
         flow=sections.flow(models, classes),
         loss_histogram=sections.loss_histogram(models),
         samples=sections.forgotten_samples(models, forgotten, classes, data_digest=data_digest),
-        cost=sections.cost(result, retrain, audit_seconds=time.perf_counter() - started),
+        cost=sections.cost(result, first, audit_seconds=time.perf_counter() - started),
         definitions=definitions(),
     )
     return to_dict(_judged(measured, conditions, shared=shared))
@@ -167,4 +177,11 @@ def _predictions(
 
 def _reference(retrained: Sequence[Unlearned]) -> ReferenceSummary:
     seeds = [int(item.details["seed"]) for item in retrained]
-    return ReferenceSummary(made=bool(retrained), seed=seeds[0] if seeds else None, other_seeds=tuple(seeds[1:]))
+    own = retrained[0].details if retrained else {}
+    return ReferenceSummary(
+        made=bool(retrained),
+        seed=seeds[0] if seeds else None,
+        other_seeds=tuple(seeds[1:]),
+        made_by=own.get("retrained_by", UNSET),
+        changed_outside=own.get("changed_outside", UNSET),
+    )

@@ -36,6 +36,7 @@ from fastntk.auditing.record_figures import (
 from fastntk.auditing.relearning import relearn
 from fastntk.data import Samples
 from fastntk.training.run import Run
+from fastntk.unlearning.baselines.own_training import Retrainer
 from fastntk.unlearning.result import Unlearned
 
 
@@ -118,8 +119,19 @@ def population(models: Mapping[str, Predictions], *, seed: int) -> Membership:
 
 
 def ensembles(
-    run: Run, result: Unlearned, holdout: Samples, *, size: int, kind: EnsembleKind, cache: str | Path | None
+    run: Run,
+    result: Unlearned,
+    holdout: Samples,
+    *,
+    size: int,
+    kind: EnsembleKind,
+    cache: str | Path | None,
+    retrain: Retrainer | None = None,
+    reference: Unlearned | None = None,
 ) -> tuple[ULira, Klom]:
-    """U-LiRA and KLoM, with what they were estimated to take."""
-    stages = estimate(run, result, holdout=holdout, retrains=0, ensemble=size, ensemble_kind=kind)
-    return ensemble_figures(run, result, size=size, kind=kind, cache=cache, estimated_seconds=stages["ensemble"])
+    """U-LiRA and KLoM, with what they were estimated to take: by ``retrain``, what its ``reference`` took for each model."""
+    if retrain is not None and reference is not None and kind == "real":
+        seconds = size * (2 * reference.seconds + result.seconds)
+    else:
+        seconds = estimate(run, result, holdout=holdout, retrains=0, ensemble=size, ensemble_kind=kind)["ensemble"]
+    return ensemble_figures(run, result, size=size, kind=kind, cache=cache, estimated_seconds=seconds, retrain=retrain)

@@ -46,8 +46,9 @@ def agreement(first: Tensor, second: Tensor) -> float:
 
 def weight_distance(vector: Tensor, reference: Tensor, anchor: Tensor) -> float | None:
     """‖w − w_retrain‖ / ‖w_retrain − w0‖ of tuned vectors (d,); None where Retrain did not move."""
-    reach = (reference.double() - anchor.double()).norm()
-    return None if reach == 0 else float((vector.double() - reference.double()).norm() / reach)
+    w, retrained, w0 = (each.cpu().double() for each in (vector, reference, anchor))
+    reach = (retrained - w0).norm()
+    return None if reach == 0 else float((w - retrained).norm() / reach)
 
 
 def tug_of_war(accuracies: Mapping[str, float], reference: Mapping[str, float]) -> float:

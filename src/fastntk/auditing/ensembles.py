@@ -14,6 +14,9 @@
 
 Vectors are kept by content (:mod:`fastntk.auditing.cache`), one file a seed, so an interrupted ensemble goes on where it was and
 several methods on one request share Full and Retrain.
+
+Where a training function of the user is given (:mod:`fastntk.unlearning.baselines.own_training`), it makes the ``real`` models:
+all of their state counts, and nothing is kept, for a function has no digest that would tell when it changed.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from msgspec import UNSET
+from torch import Tensor, nn
 
 from fastntk.auditing.cache import cache_folder, cached
 from fastntk.auditing.klom import klom_by_halves
@@ -39,12 +43,15 @@ from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.models.card import fingerprint_of
 from fastntk.tangent.linearisation import linearise_run
-from fastntk.training.fitting import train
+from fastntk.training.fitting import fit
 from fastntk.training.network import predict, working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
+from fastntk.unlearning.baselines.own_training import OwnTraining, Retrainer, function_name, own_seed, train_own
 from fastntk.unlearning.baselines.retrain import retrain_in_place
+from fastntk.unlearning.method import recipe_of
+from fastntk.unlearning.registry import find_method
 from fastntk.unlearning.result import Unlearned
 from fastntk.unlearning.tangent_replay.replay import replay
 from fastntk.unlearning.tangent_replay.selection import choose_path
@@ -65,6 +72,16 @@ class Ensemble:
     reused: int
 
 
+@dataclass(frozen=True, eq=False)
+class OwnEnsemble:
+    """The same by a training function of the user: logit-scaled confidences (K, n_f) on the forgotten samples by name."""
+
+    seeds: tuple[int, ...]
+    margins: dict[str, Array]
+    seconds: float
+    reused: int = 0
+
+
 def ensemble_figures(
     run: Run,
     result: Unlearned,
@@ -73,10 +90,16 @@ def ensemble_figures(
     kind: EnsembleKind = "real",
     cache: str | Path | None = None,
     estimated_seconds: float = 0.0,
+    retrain: Retrainer | None = None,
 ) -> tuple[ULira, Klom]:
     """U-LiRA and KLoM of Full, unlearned and Retrain; ``estimated_seconds``: what was announced, noted beside what it took."""
-    models = ensemble(run, result, size=size, kind=kind, cache=cache)
-    margins = {name: confidences(run, result, vectors, title=name) for name, vectors in models.vectors.items()}
+    models: Ensemble | OwnEnsemble
+    if retrain is not None and kind == "real":
+        models = own_ensemble(run, result, retrain, size=size)
+        margins = models.margins
+    else:
+        models = ensemble(run, result, size=size, kind=kind, cache=cache)
+        margins = {name: confidences(run, result, vectors, title=name) for name, vectors in models.vectors.items()}
     retrained = margins["retrain"]
     attacks: dict[str, Attack | None] = {}
     divergences: dict[str, KlomFigures | None] = {}
@@ -92,13 +115,15 @@ def ensemble_figures(
         seconds=models.seconds,
         reused=models.reused,
         estimated_seconds=estimated_seconds,
+        made_by=function_name(retrain) if retrain is not None and kind == "real" else UNSET,
     )
     return ULira(ensemble=about, **attacks), Klom(**divergences)
 
 
 def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None) -> Ensemble:
     """Make the models, or find them in the cache."""
-    recipe = check_ensemble(run, size=size, kind=kind)
+    check_ensemble(run, size=size, kind=kind)
+    recipe = recipe_of(run)
     started = time.perf_counter()
     seeds = tuple(recipe.seed + 1 + step for step in range(size))
     folder = cache_folder(cache) / "ensembles" / json_digest(_origin(run, result, kind))
@@ -117,6 +142,46 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reused)
 
 
+def own_ensemble(run: Run, result: Unlearned, retrain: Retrainer, *, size: int) -> OwnEnsemble:
+    """Train the models by the user's function and look at each: Full is its training on all samples."""
+    started = time.perf_counter()
+    forgotten, everything = result.forgotten, list(run.data.ids)
+    kept = [everything[i] for i in result.split.retain.tolist()]
+    seeds = tuple(own_seed(run) + 1 + step for step in range(size))
+
+    def margin(model: nn.Module) -> Array:
+        return np.asarray(logit_confidence(predict(model, forgotten.inputs), forgotten.labels).cpu().numpy())
+
+    margins: dict[str, list[Array]] = {"full": [], "unlearned": [], "retrain": []}
+    for seed in track(seeds, "ensemble (your own training)"):
+        full = train_own(run, retrain, everything, seed=seed)
+        margins["full"].append(margin(full.model))
+        margins["unlearned"].append(margin(_unlearned_own(run, result, retrain, full, kept, seed=seed)))
+        margins["retrain"].append(margin(train_own(run, retrain, kept, seed=seed).model))
+    return OwnEnsemble(seeds, {name: np.stack(rows) for name, rows in margins.items()}, time.perf_counter() - started)
+
+
+def _unlearned_own(
+    run: Run, result: Unlearned, retrain: Retrainer, full: OwnTraining, kept: list[str], *, seed: int
+) -> nn.Module:
+    """The same method with the same options on another seed's Full."""
+    if result.method == "retrain":
+        return train_own(run, retrain, kept, seed=seed + 100_000).model  # the same seed would give the reference itself
+    recipe = None if run.recipe is None else dataclasses.replace(run.recipe, seed=seed)
+    other = full.run
+    if other is None:
+        other = Run(full.model, run.subset.on(full.model), run.anchor, run.data, recipe=recipe)
+    elif other.samples is None:
+        order = run.data if other.trace is None else run.data.subset(run.data.index_of(other.listed.ids))
+        other = dataclasses.replace(other, samples=order)
+    if "trace" in find_method(result.method).needs and other.trace is None:
+        raise InputError(
+            f"{result.method} works on the trace of every model of the ensemble, and {function_name(retrain)} returned none: let "
+            "it record (fastntk.record) and return the Run, or leave the ensemble out."
+        )
+    return unlearn(other, ids=result.forgotten.ids, method=result.method, **_options(result)).model
+
+
 def check_offered(method: str, kind: str) -> None:
     """Refuse the cheap kind where it was measured to flatter (docs/metrics.md): it presumes what tangent-replay presumes."""
     if kind == "tangent" and method == "tangent-replay":
@@ -126,23 +191,24 @@ def check_offered(method: str, kind: str) -> None:
         )
 
 
-def check_ensemble(run: Run, *, size: int, kind: str) -> Recipe:
-    """Refuse, before any work, an ensemble that cannot be made; return the recipe it follows."""
+def check_ensemble(run: Run, *, size: int, kind: str, retrain: Retrainer | None = None) -> None:
+    """Refuse, before any work, an ensemble that cannot be made."""
     if kind not in get_args(EnsembleKind):
         raise InputError(f"ensemble_kind must be one of {', '.join(get_args(EnsembleKind))}; got {kind!r}.")
     if isinstance(size, bool) or not isinstance(size, int) or size < FEWEST:
         raise InputError(f"An ensemble needs at least {FEWEST} models (its halves are compared with each other); got {size!r}.")
+    if retrain is not None and kind == "real":
+        return
     if run.recipe is None:
         raise InputError(
             "An ensemble repeats the run's recipe with other seeds, and the run has none: give it with "
-            "Run(..., recipe=Recipe(...))."
+            "Run(..., recipe=Recipe(...)), or for real ones a training function of your own (retrain=, --retrain-with)."
         )
     if run.recipe.bn_stats != "frozen":
         raise InputError(
             "Ensembles are made of tuned weights alone, but this recipe also updates BatchNorm statistics: audit without "
             "ensemble."
         )
-    return run.recipe
 
 
 def confidences(run: Run, result: Unlearned, vectors: Tensor, *, title: str) -> Array:
@@ -194,27 +260,35 @@ class _Real:
 
     def __init__(self, run: Run, result: Unlearned, recipe: Recipe) -> None:
         self.run, self.result, self.recipe = run, result, recipe
+        self._traced = "trace" in find_method(result.method).needs
+        self._last: tuple[int, Run] | None = None
 
     def base(self, seed: int) -> dict[str, Tensor]:
-        return {"full": self._fitted(seed), "retrain": self._retrained(seed)}
+        return {"full": self._fitted(seed).subset.get(), "retrain": self._retrained(seed)}
 
     def unlearned(self, seed: int, full: Tensor) -> Tensor:
         if self.result.method == "retrain":
             # The same seed would give the reference itself.
             return self._retrained(seed + 100_000)
-        work = working_copy(self.run)
-        subset = self.run.subset.on(work)
-        subset.set(full.to(self.run.anchor))
-        other = Run(work, subset, self.run.anchor, self.run.data, recipe=dataclasses.replace(self.recipe, seed=seed))
+        if self._traced:
+            other = self._fitted(seed)
+        else:
+            work = working_copy(self.run)
+            subset = self.run.subset.on(work)
+            subset.set(full.to(self.run.anchor))
+            other = Run(work, subset, self.run.anchor, self.run.data, recipe=dataclasses.replace(self.recipe, seed=seed))
         ids = self.result.forgotten.ids
         return unlearn(other, ids=ids, method=self.result.method, **_options(self.result)).subset.get()
 
-    def _fitted(self, seed: int) -> Tensor:
-        work = working_copy(self.run)
-        subset = self.run.subset.on(work)
-        subset.set(self.run.anchor)
-        train(work, subset, self.run.data, dataclasses.replace(self.recipe, seed=seed))
-        return subset.get()
+    def _fitted(self, seed: int) -> Run:
+        """Full of this seed, recorded where the method needs that; the last one is kept until the next."""
+        if self._last is None or self._last[0] != seed:
+            work = working_copy(self.run)
+            subset = self.run.subset.on(work)
+            subset.set(self.run.anchor)
+            fitted = fit(work, subset, self.run.data, dataclasses.replace(self.recipe, seed=seed), trace=self._traced)
+            self._last = (seed, fitted)
+        return self._last[1]
 
     def _retrained(self, seed: int) -> Tensor:
         work = working_copy(self.run)
@@ -234,7 +308,7 @@ class _Tangent:
     def base(self, seed: int) -> dict[str, Tensor]:
         path, anchor, own = self._prepared()
         recipe = dataclasses.replace(self.recipe, seed=seed)
-        theta, labels = self.run.subset.get(), self.run.data.labels
+        theta, labels = self.run.subset.get().cpu(), self.run.data.labels
         full, _ = replay(path, anchor, labels, recipe, description="replay of all")
         retained, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
         return {"full": theta + full - own, "retrain": theta + retained - own}

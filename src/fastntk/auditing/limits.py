@@ -12,9 +12,12 @@ FEW = 100
 def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
     """The sentences; ``shared``: hold-out samples that are copies of training samples."""
     outside = record.details.get("outside_subset", {}).get("message", "")
+    status = record.details.get("outside_subset", {}).get("status")
     sentences = [
         "This is evidence from measurements, not a certificate and not a proof that nothing is left.",
-        f"Only the tuned parameters were changed. {outside}",
+        "The whole model is what a training function returned."
+        if status == "retrained"
+        else f"Only the tuned parameters were changed. {outside}",
         "Only the attacks named here were tried; a stronger one may see more.",
         "Copies of the data, of the old model and of files made from it are not looked at.",
     ]
@@ -25,8 +28,24 @@ def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
         )
     if not record.reference.made:
         sentences.append("There is no retrained model to compare with, so no figure here says whether it is good.")
+        if record.subject.recipe is None:
+            sentences.append(
+                "The run has no recipe that could be repeated, so accuracies, losses, relearning and attacks stand without "
+                "Retrain's, and there are no distances to it. A training function of your own gives them: audit(..., "
+                "retrain=function), or --retrain-with MODULE:FUNCTION."
+            )
     elif not record.reference.other_seeds:
         sentences.append("Only one retraining was made, so how far two of them lie apart is not known.")
+    maker, outside_changed = known(record.reference.made_by), known(record.reference.changed_outside)
+    if maker is not None:
+        sentences.append(
+            f"Retrain was made by a function of the user ({maker}): that it never looked at the forgotten samples is not checked."
+        )
+    if outside_changed:
+        sentences.append(
+            f"Retrain also differs from the run in {outside_changed} tensors outside the tuned parameters, which unlearning does "
+            "not reach."
+        )
     membership = record.membership
     if membership.population is None:
         sentences.append(str(membership.note).capitalize() + ".")
@@ -39,7 +58,7 @@ def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
     lira = known(membership.u_lira)
     if lira is None:
         sentences.append("No attack per sample (U-LiRA) was made: it needs an ensemble of models.")
-    else:
+    elif known(lira.ensemble.made_by) is None:
         sentences.append(
             "The models of the ensemble saw the forgotten samples and stay in the cache until somebody deletes them."
         )

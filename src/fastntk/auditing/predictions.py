@@ -87,7 +87,8 @@ def evaluation_sets(
 
 
 def predict_sets(model: nn.Module, vector: Tensor, on: EvaluationSets, *, title: str, features: bool = True) -> Predictions:
-    """Predictions of a model with this tuned vector on all sets, from the cache where they are there."""
+    """Predictions of a model with this tuned vector on all sets, from the cache where they are there; all of it on the CPU."""
+    vector = vector.cpu()
     if on.cache is None:
         return _predicted(model, vector, on.sets, title=title, features=features)
     key = (json_digest(fingerprint_of(model)), on.key)
@@ -115,7 +116,7 @@ def _predicted(model: nn.Module, vector: Tensor, sets: Mapping[str, Samples], *,
 
 @torch.no_grad()
 def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Eval-mode logits (n, C) and, where the model ends in a linear head, its inputs (n, H)."""
+    """Eval-mode logits (n, C) and, where the model ends in a linear head, its inputs (n, H), on the CPU."""
     parts: list[Tensor] = []
     head = _head(model) if features else None
     hook = None if head is None else head.register_forward_pre_hook(lambda _, arguments: parts.append(_flat(arguments[0])))
@@ -127,7 +128,7 @@ def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = Tr
         if hook is not None:
             hook.remove()
     inner = torch.cat(parts) if parts and sum(len(part) for part in parts) == len(outputs) else None
-    return outputs, inner
+    return outputs.cpu(), None if inner is None else inner.cpu()
 
 
 def _head(model: nn.Module) -> nn.Module | None:

@@ -61,8 +61,9 @@ def random_model(model: nn.Module, *, seed: int = 0) -> tuple[nn.Module, str]:
             return built.to(first), "built anew by name"
     else:
         why = "the model was not made by build_model"
-    work = copy.deepcopy(model).eval()
+    work = copy.deepcopy(model).eval().cpu()  # drawn on the CPU: the same numbers whatever the device
     unchanged = _reset(work, seed=seed)
+    work.to(first.device)
     rest = f"; {unchanged} tensors without such a method keep their values" if unchanged else ""
     return work, f"a copy after reset_parameters, since {why}{rest}"
 

@@ -92,11 +92,17 @@ class RequestSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSummary:
-    """Whether there is a Retrain, its ``seed`` (the run's own), and the seeds of further Retrains."""
+    """Whether there is a Retrain, its ``seed`` (the run's own), and the seeds of further Retrains.
+
+    Where not the run's recipe made them: ``made_by``, the training function, and ``changed_outside``, how many tensors outside
+    the tuned ones Retrain has otherwise than the run.
+    """
 
     made: bool
     seed: Count | None
     other_seeds: tuple[Count, ...]
+    made_by: str | UnsetType = UNSET
+    changed_outside: Count | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,7 +233,8 @@ class AttackSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleSummary:
-    """How an ensemble was made: ``size`` models of each kind with these seeds; ``reused`` files were there already."""
+    """How an ensemble was made: ``size`` models of each kind with these seeds; ``reused`` files were there already; ``made_by``:
+    the training function of the user, where one made them."""
 
     kind: EnsembleKind
     size: Count
@@ -241,6 +242,7 @@ class EnsembleSummary:
     seconds: float
     reused: Count
     estimated_seconds: float
+    made_by: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,14 @@ from typing import Literal
 import torch
 
 from fastntk.auditing.sections import class_names
+from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
+from fastntk.models.card import fingerprint_of
 from fastntk.training.network import check_samples
 from fastntk.training.run import Run
 from fastntk.unlearning import prepare
+from fastntk.unlearning.baselines.own_training import Retrainer, function_name, own_seed
 from fastntk.unlearning.result import Unlearned
 
 Reference = Unlearned | Sequence[Unlearned] | Literal["retrain"] | None
@@ -21,21 +24,24 @@ MOST_SHARED = 0.01
 """Samples that may be in both training and hold-out data, as a share of the smaller: real data has a few copies."""
 
 
-def references(run: Run, result: Unlearned, reference: Reference, *, retrains: int) -> list[Unlearned]:
+def references(
+    run: Run, result: Unlearned, reference: Reference, *, retrains: int, retrain: Retrainer | None = None
+) -> list[Unlearned]:
     """Retrains, the one with the run's own seed first; none where no reference is wanted.
 
-    ``"retrain"`` makes it and ``retrains`` more with the seeds that follow; given ones are checked and nothing is made.
+    ``"retrain"`` makes it and ``retrains`` more with the seeds that follow, by the recipe or by the function ``retrain``; given
+    ones are checked and nothing is made.
     """
     if reference is None:
         return []
     if isinstance(reference, str):
-        return _retrained(run, result, reference, retrains=retrains)
+        return _retrained(run, result, reference, retrains=retrains, retrain=retrain)
     results = [reference] if isinstance(reference, Unlearned) else list(reference)
     for item in results:
         _check_reference(run, result, item)
     if not results:
         raise InputError("reference is an empty list: give None, 'retrain', or results of unlearn(..., method='retrain').")
-    own = None if run.recipe is None else run.recipe.seed
+    own = own_seed(run)
     first = results[0].details.get("seed")
     if first != own:
         raise InputError(
@@ -48,18 +54,30 @@ def references(run: Run, result: Unlearned, reference: Reference, *, retrains: i
     return results
 
 
-def _retrained(run: Run, result: Unlearned, kind: str, *, retrains: int) -> list[Unlearned]:
+def _retrained(run: Run, result: Unlearned, kind: str, *, retrains: int, retrain: Retrainer | None) -> list[Unlearned]:
     if kind != "retrain":
         raise InputError(f"reference must be None, 'retrain' or a result of unlearn(..., method='retrain'); got {kind!r}.")
-    if run.recipe is None:
+    if run.recipe is None and retrain is None:
         raise InputError(
-            "reference='retrain' repeats the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
-            "settings the model was fine-tuned with; or leave the reference out, and the record will say that there is none."
+            "reference='retrain' repeats the run's recipe, and the run has none. Give a training function of your own: "
+            "retrain=function (--retrain-with MODULE:FUNCTION); or the recipe, Run(..., recipe=Recipe(...)) with the settings "
+            "the model was fine-tuned with; or leave the reference out, and the record will say that there is none."
         )
     if retrains < 0:
         raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
-    seeds = [run.recipe.seed + step for step in range(retrains + 1)]
-    return [prepare(run, split=result.split, method="retrain", options={"seed": seed}).execute() for seed in seeds]
+    own = {} if retrain is None else {"retrain": retrain}
+    models: dict[str, Unlearned] = {}
+    for seed in range(own_seed(run), own_seed(run) + retrains + 1):
+        made = prepare(run, split=result.split, method="retrain", options={"seed": seed, **own}).execute()
+        digest = json_digest(fingerprint_of(made.model))
+        if retrain is not None and digest in models:
+            raise InputError(
+                f"{function_name(retrain)} gave the same weights for the seeds {models[digest].details['seed']} and {seed}: how "
+                "far two Retrains lie apart is then not seen. Let it draw by the seed it is given, or ask for no further ones "
+                "(retrains=0)."
+            )
+        models[digest] = made
+    return list(models.values())
 
 
 def _check_reference(run: Run, result: Unlearned, item: object) -> None:
@@ -78,9 +96,14 @@ def _check_reference(run: Run, result: Unlearned, item: object) -> None:
 
 
 def check_result(run: Run, result: Unlearned, *, what: str = "result") -> None:
-    """Refuse a result of another run."""
+    """Refuse a result of another run, and a run without the images that an audit looks at."""
     if not isinstance(result, Unlearned):
         raise InputError(f"audit takes a result of unlearn(...); got {type(result).__name__} as the {what}.")
+    if run.samples is None:
+        raise InputError(
+            f"{run.lacks_images('an audit')} What can be said without them is in result.details, and fastntk.predict(model, "
+            "inputs) shows what a model makes of hold-out images."
+        )
     origin = result.run
     if origin is run:
         return

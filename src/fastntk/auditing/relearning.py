@@ -21,7 +21,7 @@ from fastntk.auditing.record_figures import Relearning
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.training.network import eval_mode, fast_layout, predict
 from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
@@ -80,7 +80,7 @@ def relearn(
         order = torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(len(labels)))
         with eval_mode(work):
             for batch in order.split(batch_size):
-                stepper.step(F.cross_entropy(logits(work, inputs[batch]), labels[batch]))
+                stepper.step(F.cross_entropy(logits(work, inputs[batch]), labels[batch].to(device_of(work))))
         curve.append(mean_loss(predict(work, inputs), labels))
     epochs = len(curve) - 1 if curve[-1] < threshold else None
     return Relearned(epochs, tuple(curve), threshold, cap)

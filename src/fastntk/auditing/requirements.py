@@ -80,7 +80,7 @@ def parse(text: str) -> Condition:
 def check_possible(conditions: Sequence[Condition], *, available: Collection[str]) -> None:
     """Refuse, before any work, what this audit will not compute; ``available`` are the needs it meets."""
     advice = {
-        "reference": "needs a Retrain: give reference='retrain' (--reference retrain)",
+        "reference": "needs a Retrain: give reference='retrain' (--reference retrain), or your own retrain= (--retrain-with)",
         "other_seeds": "needs Retrains of several seeds: give reference='retrain' with retrains ≥ 1 (--retrains 1)",
         "ensemble": "needs an ensemble: give ensemble=K (--ensemble K)",
         "membership": "needs the attack: leave membership on",

@@ -57,7 +57,10 @@ def verdict(record: Measurements) -> Verdict:
     if isinstance(check, Mapping) and check.get("verdict") == "retrain instead":
         return _judged("not to be trusted", [f"own check: {reason}" for reason in check.get("reasons", [])], record)
     if not record.reference.made:
-        return _judged("no reference", ["no Retrain was made"], record)
+        why = "no Retrain was made"
+        if record.subject.recipe is None:
+            why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
+        return _judged("no reference", [why], record)
     memory = [reason for reason in (_recovered_low(record), _relearn(record), *_attacks(record)) if reason]
     if memory:
         return _judged("memory left", memory + _differences(record), record)

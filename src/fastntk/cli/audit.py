@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.text import duration
-from fastntk.cli.options import DATA_HELP, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import DataOverride, open_run
+from fastntk.cli.request import DataOverride, RetrainWith, load_function, open_run
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
@@ -34,8 +34,9 @@ def audit(
             help="What to compare with: `retrain` trains it now; or a folder of `fastntk unlearn --method retrain`.",
         ),
     ] = None,
+    retrain_with: RetrainWith = None,
     retrains: Annotated[
-        int, typer.Option("--retrains", min=0, help="With --reference retrain: further Retrains with other seeds.")
+        int, typer.Option("--retrains", min=0, help="Where Retrain is trained now: further ones with other seeds.")
     ] = 1,
     ensemble: Annotated[
         int | None, typer.Option("--ensemble", metavar="K", help="Models for U-LiRA and KLoM; without it neither is made.")
@@ -56,6 +57,7 @@ def audit(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attack's folds and of relearning's batches.")] = 0,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -70,6 +72,8 @@ def audit(
     fastntk audit runs/digits results/without-0 --holdout digits@test --reference retrain
 
     fastntk audit RUN RESULT --holdout SRC --reference retrain --require "forget_accuracy<=retrain+1" --json
+
+    fastntk audit RUN RESULT --holdout SRC --data SRC --retrain-with mytraining:retrain
     """
     from fastntk.base.atomic import check_output, write_file
 
@@ -88,8 +92,10 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data)
+        loaded = open_run(run, data, device=device)
         subject = load_result(result, loaded)
+        function = None if retrain_with is None else load_function(retrain_with)
+        reference = "retrain" if reference is None and function is not None else reference
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # A class that an earlier request forgot may be gone from the hold-out set too.
         vanished = loaded.data.classes_without_samples
@@ -101,6 +107,7 @@ def audit(
             "ensemble_kind": ensemble_kind,
         }
         trained_here = retrains + 1 if reference == "retrain" else 0
+        options["retrain"] = function
         _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
         record = measure(
             loaded,
@@ -138,20 +145,25 @@ def _announce(
     from fastntk.auditing.cache import cache_folder
     from fastntk.auditing.costs import estimate
     from fastntk.auditing.ensembles import check_ensemble, check_offered
+    from fastntk.unlearning.baselines.own_training import function_name
 
-    size, kind = options["ensemble"], options["ensemble_kind"]
+    size, kind, function = options["ensemble"], options["ensemble_kind"], options["retrain"]
     if size is not None:
-        check_ensemble(run, size=size, kind=kind)
+        check_ensemble(run, size=size, kind=kind, retrain=function)
         check_offered(result.method, kind)
     stages = estimate(run, result, holdout=holdout, retrains=trained_here, **options)
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
         "hold-out": f"{len(holdout):,} samples",
+        "device": run.anchor.device,
         "reference": "none: nothing to judge by" if reference is None else reference,
     }
     if trained_here:
-        facts["reference"] = f"Retrain, and {trained_here - 1} with other seeds"
-    if size is not None:
+        by = "" if function is None else f" by {function_name(function)}, whose time is not known"
+        facts["reference"] = f"Retrain, and {trained_here - 1} with other seeds{by}"
+    if size is not None and function is not None and kind == "real":
+        facts["ensemble"] = f"{size} Fulls, unlearned models and Retrains each, by the same function; none is kept"
+    elif size is not None:
         facts["ensemble"] = f"{size} Fulls, unlearned models and Retrains each ({kind}), kept in {cache_folder(cache)}"
         facts[""] = "they saw the data to be forgotten: delete that folder when the audits are done"
     costs = ", ".join(f"{name} {duration(seconds)}" for name, seconds in stages.items())

@@ -16,11 +16,12 @@ import typer
 from fastntk.base.text import duration, percent
 from fastntk.cli.audit import FILE as AUDIT
 from fastntk.cli.finetune import announce, prepare
-from fastntk.cli.options import Json, Seed, Threads, use_threads
+from fastntk.cli.options import Device, Json, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.report import PAGE as REPORT
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from fastntk.data import Samples
@@ -43,6 +44,7 @@ RESULTS = ("result", "result-images")
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the run and the record go.")] = Path("fastntk-demo"),
     seed: Seed = 0,
+    device: Device = "auto",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -58,12 +60,14 @@ def demo(
     fastntk demo --out demo-out
     """
     from fastntk.base.atomic import check_output, new_folder
+    from fastntk.base.device import find_device
 
     output = Output(as_json=json)
     check_output(out, overwrite=True, replaceable=is_demo)
+    where = find_device(device)
     use_threads(threads)
     with progress(), new_folder(out, overwrite=True, replaceable=is_demo) as work:
-        run, holdout, rows = fine_tune_step(output, seed=seed, folder=work / "run")
+        run, holdout, rows = fine_tune_step(output, seed=seed, folder=work / "run", device=where)
         requests = forget_step(output, run, holdout, folder=work)
         reports = [str(out / name / REPORT) for name in RESULTS]
         record = {
@@ -98,7 +102,7 @@ def demo(
     )
 
 
-def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Samples, list[dict[str, Any]]]:
+def fine_tune_step(output: Output, *, seed: int, folder: Path, device: torch.device) -> tuple[Run, Samples, list[dict[str, Any]]]:
     """Fine-tune, keep the run; return it, the hold-out samples and the rows before and after."""
     from fastntk.data import load_source
     from fastntk.models import input_spec
@@ -108,6 +112,7 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path) -> tuple[Run, Sam
 
     recipe = Recipe(epochs=EPOCHS, seed=seed)
     subset, samples = prepare(MODEL, SOURCE, spec="norm+head", weights=WEIGHTS, image_size=None, prompts={}, seed=seed)
+    subset.model.to(device)
     holdout = load_source(HOLDOUT, spec=input_spec(subset.model), classes=samples.classes)
     announce(output, f"{MODEL}, weights {WEIGHTS}", subset=subset, samples=samples, recipe=recipe, source=SOURCE)
     before = accuracy_row("before fine-tuning", subset.model, train=samples, holdout=holdout)

@@ -79,11 +79,13 @@ def contents(folder: Path) -> list[dict[str, Any]]:
 
 def _what(entry: Path) -> str:
     """The name for people of one entry of a run's folder."""
+    from fastntk.storage.adapters import ADAPTER
     from fastntk.storage.manifest import MANIFEST
     from fastntk.storage.traces import TRACE
 
     if entry.is_dir() and not entry.is_symlink():
-        return "trace (features, gradients, ids, labels)" if entry.name == TRACE else f"folder {entry.name} (rows, caches, other)"
+        known = {TRACE: "trace (features, gradients, ids, labels)", ADAPTER: "adapter (weights, as peft saves them)"}
+        return known.get(entry.name, f"folder {entry.name} (rows, caches, other)")
     if entry.suffix == ".safetensors":
         return "weights"
     return "manifest" if entry.name == MANIFEST else f"file {entry.name}"

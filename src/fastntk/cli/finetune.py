@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.text import byte_size, duration, percent
-from fastntk.cli.options import DATA_HELP, Json, Overwrite, Seed, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def finetune(
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The new folder to write.")],
     tune: Annotated[
         str,
-        typer.Option("--tune", metavar="SPEC", help="What is tuned: a sum of norm, head, prompts, all, or name globs."),
+        typer.Option("--tune", metavar="SPEC", help="What is tuned: a sum of norm, head, prompts, lora, all, or name globs."),
     ] = "norm+head",
     weights: Annotated[
         str | None, typer.Option("--weights", help="cifar100, pretrained (the publisher's) or a file; none = random.")
@@ -56,6 +56,7 @@ def finetune(
             help="Record the path of the fine-tuning, so that later requests take seconds (default: where the model allows it).",
         ),
     ] = None,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -76,6 +77,7 @@ def finetune(
     --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
     """
     from fastntk.base.atomic import check_output, scratch_folder
+    from fastntk.base.device import find_device
     from fastntk.cli.request import nearest_folder
     from fastntk.storage.manifest import is_bundle
     from fastntk.storage.runs import save_run
@@ -84,6 +86,7 @@ def finetune(
 
     output = Output(as_json=json)
     check_output(out, overwrite=overwrite, replaceable=is_bundle)
+    where = find_device(device)
     recipe = Recipe(
         epochs=epochs,
         lr=lr,
@@ -105,6 +108,7 @@ def finetune(
             prompts={"prompt_length": prompt_length, "prompt_blocks": prompt_blocks},
             seed=seed,
         )
+        subset.model.to(where)
         unrecorded = no_trace_because(subset, samples, recipe, wanted=trace)
         announce(
             output,
@@ -135,7 +139,7 @@ def prepare(
     spec: str,
     weights: str | None,
     image_size: int | None,
-    prompts: dict[str, int],
+    prompts: dict[str, Any],
     seed: int,
 ) -> tuple[Subset, Samples]:
     """Build the model for the classes of the source, choose what is tuned, and load the data for that model."""
@@ -181,13 +185,18 @@ def announce(
     trace: str | None = None,
 ) -> None:
     """Say what is about to happen, how long it will take and how much a trace will."""
+    from fastntk.models import card_of
     from fastntk.training.fitting import estimated_seconds
 
+    card = card_of(subset.model)
+    notes = "; ".join(() if card is None else card.notes)
     decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
     output.say("Fine-tuning")
     output.facts(
         {
             "model": name,
+            **({"note": notes} if notes else {}),
+            "device": subset.get().device,
             "tuned": f"{subset.numel:,} of {round(subset.numel / subset.ratio):,} parameters ({percent(subset.ratio)})",
             "data": f"{len(samples):,} samples in {samples.num_classes} classes from {source['data']}",
             "recipe": f"{recipe.epochs} epochs, {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "

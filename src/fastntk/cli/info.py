@@ -40,15 +40,18 @@ def info(folder: Folder, json: Json = False) -> None:
             [(name, f"{file['bytes']:,}", file["sha256"][:16] + "…") for name, file in manifest["files"].items()],
         )
         output.say("All files are as they were written.")
-    output.finish({"command": "info", "folder": str(folder), "verified": True, **manifest}, then=_next(folder, manifest["kind"]))
+    output.finish({"command": "info", "folder": str(folder), "verified": True, **manifest}, then=_next(folder, manifest))
 
 
-def _next(folder: Path, kind: str) -> str:
+def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
     """The next sensible command: for a run a plan, for a result its evidence."""
-    if kind == "run":
+    if manifest["kind"] == "run":
         return f"fastntk plan {folder} --classes 0"
-    audited = (folder / "audit.json").is_file()
-    return f"fastntk report {folder}" if audited else f"fastntk audit RUN {folder} --holdout SRC --reference retrain"
+    if (folder / "audit.json").is_file():
+        return f"fastntk report {folder}"
+    data = " --data SRC" if manifest["source"] is None else ""
+    reference = "--retrain-with MODULE:FUNCTION" if manifest["recipe"] is None else "--reference retrain"
+    return f"fastntk audit RUN {folder} --holdout SRC{data} {reference}"
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
@@ -68,6 +71,8 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
     }
     if manifest["kind"] == "result":
         facts |= _result_facts(manifest["extra"])
+        if source is not None:
+            facts["source"] = "the run's, without the forgotten samples"
     if history:
         facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, accuracy {percent(history[-1]['accuracy'])}"
     return facts
@@ -96,7 +101,6 @@ def _start(digest: str | None) -> str:
 def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
-        "source": "the run's, without the forgotten samples",
         "forgotten": f"{request['forget']:,} samples (digests of their ids only)",
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",

@@ -9,6 +9,14 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda|mps",
+        help="Where the network runs; auto: cuda where there is one, else cpu (never mps).",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides batch order and every other draw.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
 RunFolder = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from fastntk.base.errors import InputError
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import Json, RunFolder, Threads, use_threads
+from fastntk.cli.options import Device, Json, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
     Classes,
@@ -19,6 +19,8 @@ from fastntk.cli.request import (
     IdsFile,
     Images,
     MemoryBudget,
+    Person,
+    PersonsFile,
     RowsPlace,
     check_request,
     nearest_folder,
@@ -32,6 +34,8 @@ def plan(
     classes: Classes = None,
     ids: Ids = None,
     ids_file: IdsFile = None,
+    person: Person = None,
+    persons_file: PersonsFile = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +54,7 @@ def plan(
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
+    device: Device = "auto",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -64,7 +69,7 @@ def plan(
     fastntk plan runs/digits --ids-file deletions.txt --method tangent-replay --memory-budget 4GB
     """
     output = Output(as_json=json)
-    sample_ids = check_request(classes, ids, ids_file)
+    requested = check_request(classes, ids, ids_file, person, persons_file)
     places = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if option and method is None:
         raise InputError("--option goes with --method: it is an option of that one.")
@@ -78,17 +83,24 @@ def plan(
     scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images)
+        loaded, absent = open_with_trace(run, data, images=images, device=device)
         if absent is not None:
             typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
+        sample_ids = None if requested is None else requested.resolve(loaded.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
         result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, **options, **places, **scratch)
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
-    request = f"--classes {classes}" if classes is not None else "--ids-file FILE" if ids_file else "--ids ID,ID"
-    given = {"--rows": rows, "--memory-budget": memory_budget, "--disk-budget": disk_budget}
+    named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
+    request = named if classes is None else f"--classes {classes}"
+    given = {
+        "--device": None if device == "auto" else device,
+        "--rows": rows,
+        "--memory-budget": memory_budget,
+        "--disk-budget": disk_budget,
+    }
     words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
     words += [f"--option {text}" for text in option or [] if not cheaper]
     name = "retrain" if cheaper else best.method

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +22,20 @@ if TYPE_CHECKING:
 Classes = Annotated[
     str | None, typer.Option("--classes", metavar="A,B", help="Classes to forget: labels or names, joined by commas.")
 ]
-Ids = Annotated[str | None, typer.Option("--ids", metavar="A,B", help="Sample ids to forget, joined by commas.")]
-IdsFile = Annotated[Path | None, typer.Option("--ids-file", metavar="F", help="A text file, one id a line.")]
+Ids = Annotated[
+    str | None,
+    typer.Option("--ids", metavar="A,B", help="Sample ids to forget, joined by commas; quoted patterns too: 'cats/*.png'."),
+]
+IdsFile = Annotated[
+    Path | None, typer.Option("--ids-file", metavar="F", help="A text file, one id or pattern a line; # begins a comment.")
+]
+Person = Annotated[
+    list[str] | None,
+    typer.Option("--person", metavar="NAME", help="Forget all samples of this person, by --persons-file; may be repeated."),
+]
+PersonsFile = Annotated[
+    Path | None, typer.Option("--persons-file", metavar="CSV", help="Which sample is of whom: a CSV with columns id and person.")
+]
 DataOverride = Annotated[
     str | None,
     typer.Option("--data", metavar="SRC", help="Where the run's data is now; its digest has to match the run's."),
@@ -40,32 +56,61 @@ Images = Annotated[
     ),
 ]
 
+RetrainWith = Annotated[
+    str | None,
+    typer.Option(
+        "--retrain-with",
+        metavar="MODULE:FUNCTION",
+        help="Retrain by your own training: FUNCTION(keep_ids, seed) of a Python module on the path or in this folder, which is "
+        "then imported and run.",
+    ),
+]
+
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def check_request(classes: str | None, ids: str | None, ids_file: Path | None) -> tuple[str, ...] | None:
-    """Refuse an empty request before anything is loaded; return the ids it names, None where it names none so."""
-    if classes is None and ids is None and ids_file is None:
-        raise InputError("Nothing to forget: give --classes, --ids or --ids-file.")
-    if ids is None and ids_file is None:
-        return None
-    sample_ids = [] if ids is None else [part.strip() for part in ids.split(",") if part.strip()]
-    if ids is not None and not sample_ids:
+@dataclasses.dataclass(frozen=True)
+class RequestedIds:
+    """The part of a request that names samples, as given on the command line."""
+
+    words: tuple[str, ...]
+    ids_file: Path | None
+    persons: tuple[str, ...]
+    persons_file: Path | None
+
+    def resolve(self, samples: Samples) -> tuple[str, ...]:
+        """The ids it names in the data at hand: patterns and persons are looked up."""
+        from fastntk.data.id_files import id_lines, ids_of_persons, matching_ids, without_comments
+
+        lines = [] if self.ids_file is None else without_comments(id_lines(self.ids_file), samples)
+        ids = matching_ids([*self.words, *lines], samples)
+        if self.persons_file is None:
+            return ids
+        named = frozenset(ids)
+        return (*ids, *(name for name in ids_of_persons(self.persons_file, self.persons, samples) if name not in named))
+
+
+def check_request(
+    classes: str | None, ids: str | None, ids_file: Path | None, person: list[str] | None, persons_file: Path | None
+) -> RequestedIds | None:
+    """Refuse an empty request, and files that cannot be read, before anything is loaded; None where it names no samples."""
+    if classes is None and ids is None and ids_file is None and not person and persons_file is None:
+        raise InputError("Nothing to forget: give --classes, --ids, --ids-file or --person.")
+    words = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
+    if ids is not None and not words:
         raise InputError(f"--ids {ids!r} names no id: give ids joined by commas.")
-    return tuple(sample_ids + ([] if ids_file is None else _ids_in(ids_file)))
+    if bool(person) != (persons_file is not None):
+        raise InputError("--person and --persons-file go together: who is to be forgotten, and the CSV that says what is theirs.")
+    if ids is None and ids_file is None and not person:
+        return None
 
+    from fastntk.data.id_files import id_lines, ids_of_persons
 
-def _ids_in(path: Path) -> list[str]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: --ids-file takes a text file with one id a line.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a text file with one id a line: {error}.") from error
-    ids = [line.strip() for line in lines if line.strip()]
-    if not ids:
-        raise InputError(f"{path} holds no id: expected one id a line.")
-    return ids
+    if ids_file is not None:
+        id_lines(ids_file)
+    if person and persons_file is not None:
+        ids_of_persons(persons_file, person)
+    return RequestedIds(words, ids_file, tuple(person or ()), persons_file)
 
 
 def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str | None) -> dict[str, Any]:
@@ -84,20 +129,20 @@ def nearest_folder(out: Path) -> Path:
     return next(parent for parent in target.parents if parent.is_dir())
 
 
-def open_run(folder: Path, data: str | None) -> Run:
+def open_run(folder: Path, data: str | None, *, device: str = "cpu") -> Run:
     """Load and verify a run, or a result as the run of the next request, with its data: from the recorded source or ``data``."""
-    run, manifest = _verified(folder)
+    run, manifest = _verified(folder, device)
     return dataclasses.replace(run, samples=_samples(run, manifest, data))
 
 
-def open_with_trace(folder: Path, data: str | None, *, images: bool) -> tuple[Run, str | None]:
+def open_with_trace(folder: Path, data: str | None, *, images: bool, device: str = "cpu") -> tuple[Run, str | None]:
     """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
 
     The second value is None, or says why the run has no images. Images that are there but changed are refused.
     """
     from fastntk.storage.data import DataGoneError
 
-    run, manifest = _verified(folder)
+    run, manifest = _verified(folder, device)
     if run.trace is None:
         if not images:
             raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
@@ -112,12 +157,12 @@ def open_with_trace(folder: Path, data: str | None, *, images: bool) -> tuple[Ru
         return run, str(error)
 
 
-def _verified(folder: Path) -> tuple[Run, dict[str, Any]]:
+def _verified(folder: Path, device: str) -> tuple[Run, dict[str, Any]]:
     from fastntk.storage.manifest import read_manifest
     from fastntk.storage.runs import RESULT, RUN, load_run
 
     kinds = (RUN, RESULT)
-    return load_run(folder, kinds=kinds), read_manifest(folder, kinds=kinds)
+    return load_run(folder, kinds=kinds, device=device), read_manifest(folder, kinds=kinds)
 
 
 def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
@@ -126,6 +171,33 @@ def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
     if data is not None:
         manifest = {**manifest, "source": {**(manifest["source"] or {}), "data": data}}
     return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids)
+
+
+def load_function(text: str) -> Callable[[list[str], int], Any]:
+    """The user's own training function, ``module:function``; the module is imported, from the present folder too."""
+    module_name, _, name = text.partition(":")
+    if not module_name or not name.isidentifier():
+        raise InputError(f"--retrain-with {text!r}: expected MODULE:FUNCTION, as in mytraining:retrain.")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise InputError(f"--retrain-with {text}: importing {module_name} failed: {type(error).__name__}: {error}.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(f"--retrain-with {text}: {module_name} has no function {name!r}.")
+
+    @functools.wraps(function)
+    def guarded(keep_ids: list[str], seed: int) -> Any:
+        try:
+            return function(keep_ids, seed)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{text} failed: {type(error).__name__}: {error}. `fastntk --debug ...` shows where.") from error
+
+    return guarded
 
 
 def parse_bytes(text: str) -> int:

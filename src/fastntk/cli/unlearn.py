@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
     Classes,
@@ -19,8 +20,12 @@ from fastntk.cli.request import (
     IdsFile,
     Images,
     MemoryBudget,
+    Person,
+    PersonsFile,
+    RetrainWith,
     RowsPlace,
     check_request,
+    load_function,
     nearest_folder,
     open_with_trace,
     row_options,
@@ -38,6 +43,8 @@ def unlearn(
     classes: Classes = None,
     ids: Ids = None,
     ids_file: IdsFile = None,
+    person: Person = None,
+    persons_file: PersonsFile = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +81,7 @@ def unlearn(
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), product, curved, tangent.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
+    retrain_with: RetrainWith = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
@@ -82,6 +90,7 @@ def unlearn(
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
+    device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -101,12 +110,14 @@ def unlearn(
 
     fastntk unlearn runs/digits --ids-file deletions.txt --out results/without-those
 
+    fastntk unlearn runs/photos --person "Ada L." --persons-file people.csv --out results/without-ada
+
     fastntk unlearn results/without-0 --ids 11,25 --depth head --out results/second
     """
     from fastntk.base.atomic import check_output
 
     output = Output(as_json=json)
-    sample_ids = check_request(classes, ids, ids_file)
+    requested = check_request(classes, ids, ids_file, person, persons_file)
     check_output(out, overwrite=overwrite, replaceable=_is_result)
 
     from fastntk.data.request import parse_classes
@@ -116,12 +127,15 @@ def unlearn(
 
     given: dict[str, Any] = {"depth": depth, "checkpoints": checkpoints, "correction": correction}
     given |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
+    if retrain_with is not None and method != "retrain":
+        raise InputError("--retrain-with goes with --method retrain: it is the training that one does.")
+    given["retrain"] = None if retrain_with is None else load_function(retrain_with)
     given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if method is not None:
         method_options(method, given, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images)
+        loaded, absent = open_with_trace(run, data, images=images, device=device)
         name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
         if "scratch" in METHODS[name].options:
@@ -130,15 +144,17 @@ def unlearn(
             options = without_images(name, options, absent)
         earlier = None if after is None else load_result(after, loaded)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
+        sample_ids = None if requested is None else requested.resolve(loaded.listed)
         job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
         check_not_empty(job)
         output.say("Unlearning")
-        output.facts({"run": run, **job.facts(), "why": f"{name}: {job.because}"})
+        output.facts({"run": run, "device": loaded.anchor.device, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
-    then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC --reference retrain"
+    reference = "--reference retrain" if loaded.recipe is not None else "--retrain-with MODULE:FUNCTION"
+    then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC {reference}"
     output.finish(record, wrote=str(out), then=then)
     if not trusted:
         raise typer.Exit(3)
@@ -146,19 +162,18 @@ def unlearn(
 
 def check_not_empty(job: Job) -> None:
     """Refuse a request that names nothing: on a command line that is a mistake."""
-    from fastntk.base.errors import InputError
-
     if len(job.task.split.forget) == 0:
         raise InputError("the request is empty: name at least one class or id to forget")
 
 
 def without_images(method: str, options: dict[str, Any], absent: str) -> dict[str, Any]:
     """The options for a request on the trace alone, said on standard error; refuses what needs images."""
-    from fastntk.base.errors import InputError
-
     advice = "Give them (--data SRC), or take what needs none: --method path-replay --depth head."
-    if method != "path-replay":
+    if "images" in METHODS[method].needed(options):
         raise InputError(f"{absent} {method} needs the images. {advice}")
+    if method != "path-replay":
+        typer.echo(f"{absent} Going on without images.", err=True)
+        return options
     depth = options.get("depth", "auto")
     if str(depth) not in ("head", "0", "auto"):
         raise InputError(f"{absent} Depth {depth} needs the images. {advice}")
@@ -237,7 +252,6 @@ def _path_facts(details: dict[str, Any]) -> dict[str, object]:
 
 def _is_result(folder: Path) -> bool:
     """Whether a folder is a result; a run is never replaced by one."""
-    from fastntk.base.errors import InputError
     from fastntk.storage.manifest import read_manifest
     from fastntk.storage.runs import RESULT
 

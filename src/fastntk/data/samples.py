@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
-from fastntk.base.progress import track
+from fastntk.data.map_style import Reading, read_dataset
+from fastntk.models.card import InputSpec
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class Samples:
     """Inputs (n, ...), labels (n,) int64, n unique ids and, where known, the names of the classes.
+
+    Inputs stay on the device they are on; a model on another one gets them batch by batch. Labels are on the CPU.
 
     ``ids`` may be given as int or str and are compared as strings; the default is "0" … "n-1".
     ``num_classes`` is the number of names, or the largest label plus one; a subset keeps its parent's.
@@ -70,28 +73,31 @@ class Samples:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_dataset(cls, dataset: Any, ids: Any = None, classes: Iterable[str] | None = None) -> Samples:
-        """Stack any map-style dataset of (image tensor, label); its ``classes`` are used if it has them."""
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise InputError(
-                f"{type(dataset).__name__} has no length or cannot be indexed: from_dataset takes map-style ones; "
-                "collect a stream into tensors and use Samples(inputs, labels)"
-            )
-        images: list[Tensor] = []
-        labels: list[int] = []
-        for index in track(range(len(dataset)), "reading the dataset"):
-            image, label = _pair(dataset, index)
-            if images and image.shape != images[0].shape:
-                raise InputError(
-                    f"item {index} has shape {tuple(image.shape)}, item 0 {tuple(images[0].shape)}: "
-                    "all images must have one shape; resize in the dataset's transform"
-                )
-            images.append(image)
-            labels.append(label)
-        if not images:
-            raise InputError("the dataset is empty")
-        names = classes if classes is not None else getattr(dataset, "classes", None)
-        return cls(torch.stack(images), labels, ids, names)
+    def from_dataset(
+        cls,
+        dataset: Any,
+        ids: Any = None,
+        classes: Iterable[str] | None = None,
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        id_column: str | None = None,
+        spec: InputSpec | None = None,
+        allow_random: bool = False,
+    ) -> Samples:
+        """Stack any map-style dataset of (image tensor, label), or of dicts such as rows of a Hugging Face dataset.
+
+        Ids, where none are given: ``id_column`` of the dicts; paths below the root for an image folder of torchvision; those of
+        the parent for a ``torch.utils.data.Subset``; else positions. Class names are the dataset's own where it has them.
+        Columns that are not named are looked for: pixel_values, image or img, and label, labels, target or fine_label.
+        ``spec`` makes inputs of pictures that are no tensors (see ``input_spec``). A dataset whose items change from one
+        reading to the next (augmentation) is refused; ``allow_random=True`` keeps one draw.
+        """
+        if ids is not None and id_column is not None:
+            raise InputError("give ids or id_column, not both")
+        contents = read_dataset(dataset, Reading(image_column, label_column, id_column, spec, allow_random), own_ids=ids is None)
+        names = contents.classes if classes is None else classes
+        return cls(contents.inputs, contents.labels, contents.ids if ids is None else ids, names)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -148,7 +154,10 @@ class Samples:
         names = as_ids(ids)
         unknown = [name for name in names if name not in self._positions]
         if unknown:
-            raise InputError(f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}")
+            patterns = "; for patterns see fastntk.matching_ids" if any(set("*?[") & set(name) for name in unknown) else ""
+            raise InputError(
+                f"unknown ids: {listing(unknown)}; the data has {len(self)} ids: {listing(self.ids, most=3)}{patterns}"
+            )
         return torch.tensor([self._positions[name] for name in names], dtype=torch.int64)
 
     @property
@@ -216,7 +225,7 @@ def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def label_tensor(labels: Any, *, count: int) -> Tensor:
-    """Return labels as an int64 tensor (count,) of its own; floats and wrong shapes are refused."""
+    """Return labels as an int64 tensor (count,) of its own, on the CPU; floats and wrong shapes are refused."""
     try:
         tensor = torch.as_tensor(labels if isinstance(labels, Tensor) else np.asarray(labels))
     except (TypeError, ValueError) as error:
@@ -229,7 +238,7 @@ def label_tensor(labels: Any, *, count: int) -> Tensor:
         raise InputError(f"labels must be integers, not {tensor.dtype}; convert them with .to(torch.int64)")
     if len(tensor) != count:
         raise InputError(f"{len(tensor)} labels for {count} inputs: give one label a sample")
-    return tensor.detach().to(torch.int64, copy=True)
+    return tensor.detach().to("cpu", torch.int64, copy=True)
 
 
 def _check_labels(labels: Tensor, ids: tuple[str, ...], classes: tuple[str, ...] | None) -> None:
@@ -248,21 +257,3 @@ def _refuse_duplicates(ids: tuple[str, ...]) -> None:
         return
     twice = [name for name, times in Counter(ids).items() if times > 1]
     raise InputError(f"ids given more than once: {listing(twice)}; ids are compared as strings and must be unique")
-
-
-def _pair(dataset: Any, index: int) -> tuple[Tensor, int]:
-    """Read (image tensor, label) from position ``index``, saying what came where it is something else."""
-    item = dataset[index]
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise InputError(f"item {index} must be a pair (image tensor, label), not {type(item).__name__}")
-    image, label = item
-    if not isinstance(image, Tensor):
-        raise InputError(
-            f"the image of item {index} is {type(image).__name__}, not a tensor; give the dataset a "
-            "transform that makes it model-ready"
-        )
-    if isinstance(label, (Tensor, np.ndarray)) and label.ndim == 0:
-        label = label.item()
-    if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
-        raise InputError(f"the label of item {index} must be an integer, not {label!r}")
-    return image, int(label)

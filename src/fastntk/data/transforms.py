@@ -5,11 +5,16 @@
 The shorter side is resized to ``floor(size / crop)``, the other in proportion, then the centre ``size × size``
 is cut out: of a picture that is not square the two ends of its longer side are lost, never its proportions.
 Gray becomes RGB by repetition, transparency is dropped. Pictures are taken as stored: EXIF rotation is not applied.
+
+Models of Hugging Face that come with an image processor are the exception: their pictures go through it, as they would elsewhere
+(see :mod:`fastntk.models.hf_processor`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +24,7 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
+from fastntk.models.hf_processor import process
 
 Picture = Image.Image | npt.NDArray[np.uint8]
 
@@ -48,11 +54,27 @@ def check_spec(spec: InputSpec) -> None:
 def prepare(picture: Picture, spec: InputSpec) -> Tensor:
     """Return a PIL image or uint8 array (H, W, 3) or (H, W) as a float32 tensor (3, size, size)."""
     check_spec(spec)
+    if spec.processor is not None:
+        return _processed(picture, spec, spec.processor)
     image = resize_and_crop(as_rgb(picture), spec)
     pixels = np.asarray(image, dtype=np.float32) / np.float32(255)
     mean, std = np.array(spec.mean, dtype=np.float32), np.array(spec.std, dtype=np.float32)
     pixels = (pixels - mean) / std
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _processed(picture: Picture, spec: InputSpec, settings: Mapping[str, Any]) -> Tensor:
+    # A processor that converts to RGB has a way of its own with transparency.
+    own = isinstance(picture, Image.Image) and picture.mode not in _DEEP_MODES and settings.get("do_convert_rgb")
+    image = picture if own and isinstance(picture, Image.Image) else as_rgb(picture)
+    pixels = process(image, settings)
+    if tuple(pixels.shape) != (3, spec.size, spec.size):
+        raise InputError(
+            f"{settings['image_processor_type']} makes {tuple(pixels.shape)} of a picture of {image.height} × {image.width}, "
+            f"where the model takes {(3, spec.size, spec.size)}: its size is {settings.get('size')}, its crop_size "
+            f"{settings.get('crop_size')}; crop pictures first, or state your own: fastntk.InputSpec(size, mean, std)"
+        )
+    return pixels
 
 
 def as_rgb(picture: Picture) -> Image.Image:

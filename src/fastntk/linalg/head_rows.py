@@ -41,6 +41,7 @@ class HeadRows:
     """Rows (n, C, d) as ``body`` (n, C, b), ``features`` (n, H) or None, and, with ``bias``, implied ones.
 
     ``body`` may be memory-mapped and of lower precision: it is converted chunk by chunk, never as a whole.
+    Products are made on the rows' device and come back on the vector's.
     ``product_dtype``: dtype of products inside matvec, rmatvec and gram_matvec; None follows the vector.
     """
 
@@ -68,7 +69,10 @@ class HeadRows:
         self._positions: Tensor | None = None
         self.bias = bias
         self.product_dtype = product_dtype
-        self.layout: Layout = head_layout(body.shape[1], body_columns, weight_columns=weight_columns, bias_columns=bias_columns)
+        weights, biases = (None if each is None else each.to(body.device) for each in (weight_columns, bias_columns))
+        self.layout: Layout = head_layout(
+            body.shape[1], body_columns.to(body.device), weight_columns=weights, bias_columns=biases
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,7 +117,7 @@ class HeadRows:
         n, classes, d = self.shape
         vectors, flat = as_columns(v, (d,), what="v")
         dtype = self.product_dtype or v.dtype
-        on_body, on_head = self._split(vectors.to(dtype))
+        on_body, on_head = self._split(vectors.to(self._body.device, dtype))
         out = torch.empty(n, classes, vectors.shape[1], dtype=v.dtype, device=v.device)
         for part, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
             out[part] = _forward(body, head, on_body, on_head)
@@ -126,8 +130,8 @@ class HeadRows:
         dtype = self.product_dtype or u.dtype
         sums = self._zeros(vectors.shape[2], u.dtype)
         for part, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[2]):
-            _add_adjoint_(sums, body, head, vectors[part].to(dtype))
-        out = self._join(*sums)
+            _add_adjoint_(sums, body, head, vectors[part].to(self._body.device, dtype))
+        out = self._join(*sums).to(u.device)
         return out.squeeze(-1) if flat else out
 
     def gram_matvec(self, v: Tensor, weigh: Callable[[slice, Tensor], Tensor] | None = None) -> Tensor:
@@ -137,12 +141,12 @@ class HeadRows:
         """
         vectors, flat = as_columns(v, (self.shape[2],), what="v")
         dtype = self.product_dtype or v.dtype
-        on_body, on_head = self._split(vectors.to(dtype))
+        on_body, on_head = self._split(vectors.to(self._body.device, dtype))
         sums = self._zeros(vectors.shape[1], v.dtype)
         for part, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
             moved = _forward(body, head, on_body, on_head)
             _add_adjoint_(sums, body, head, moved if weigh is None else weigh(part, moved))
-        out = self._join(*sums)
+        out = self._join(*sums).to(v.device)
         return out.squeeze(-1) if flat else out
 
     def gram(self, dtype: torch.dtype) -> Tensor:
@@ -169,7 +173,7 @@ class HeadRows:
         for _, body, head in self.chunks(torch.float64, budget=VECTOR_CHUNK):
             sums[0].add_(body.square().sum((0, 1))[:, None])
             sums[1].add_(head.square().sum(0)[None, :, None])
-        return self._join(*sums).squeeze(-1)
+        return self._join(*sums).squeeze(-1).cpu()
 
     def iter_rows(self, chunk: int) -> Iterator[tuple[slice, HeadRows]]:
         """Yield views of ``chunk`` samples at a time."""

@@ -73,8 +73,8 @@ def head_layout(classes: int, body_columns: Tensor, *, weight_columns: Tensor | 
         if bias_columns.shape != (classes,):
             raise InputError(f"bias_columns must be ({classes},), not {tuple(bias_columns.shape)}")
         parts.append(bias_columns[:, None])
-    head = torch.cat(parts, dim=1) if parts else torch.empty(classes, 0, dtype=torch.long)
-    columns = torch.cat([body_columns.reshape(-1), head.to(body_columns.device).reshape(-1)]).long()
+    head = torch.cat(parts, dim=1) if parts else torch.empty(classes, 0, dtype=torch.long, device=body_columns.device)
+    columns = torch.cat([body_columns.reshape(-1), head.reshape(-1)]).long()
     expected = torch.arange(columns.numel(), device=columns.device)
     if not torch.equal(columns.sort().values, expected):
         raise InputError(

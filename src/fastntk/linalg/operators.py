@@ -109,6 +109,8 @@ def as_columns(x: Tensor, leading: tuple[int, ...], *, what: str) -> tuple[Tenso
 class DenseRows:
     """Rows as one tensor (n, C, d), possibly memory-mapped; converted chunk by chunk, never as a whole.
 
+    Products are made on the rows' device and come back on the vector's.
+
     ``product_dtype``: dtype of products inside matvec, rmatvec and gram_matvec; None follows the vector.
     """
 
@@ -147,7 +149,7 @@ class DenseRows:
         n, classes, d = self.shape
         vectors, flat = as_columns(v, (d,), what="v")
         dtype = self.product_dtype or v.dtype
-        vectors = vectors.to(dtype)
+        vectors = vectors.to(self.tensor.device, dtype)
         out = torch.empty(n, classes, vectors.shape[1], dtype=v.dtype, device=v.device)
         for part, rows, _ in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
             out[part] = (rows.reshape(-1, d) @ vectors).view(-1, classes, vectors.shape[1])
@@ -158,9 +160,10 @@ class DenseRows:
         n, classes, d = self.shape
         vectors, flat = as_columns(u, (n, classes), what="u")
         dtype = self.product_dtype or u.dtype
-        out = torch.zeros(d, vectors.shape[2], dtype=u.dtype, device=u.device)
+        out = torch.zeros(d, vectors.shape[2], dtype=u.dtype, device=self.tensor.device)
         for part, rows, _ in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[2]):
-            out += rows.reshape(-1, d).T @ vectors[part].reshape(-1, vectors.shape[2]).to(dtype)
+            out += rows.reshape(-1, d).T @ vectors[part].reshape(-1, vectors.shape[2]).to(out.device, dtype)
+        out = out.to(u.device)
         return out.squeeze(-1) if flat else out
 
     def gram_matvec(self, v: Tensor) -> Tensor:
@@ -168,11 +171,12 @@ class DenseRows:
         d = self.shape[2]
         vectors, flat = as_columns(v, (d,), what="v")
         dtype = self.product_dtype or v.dtype
-        inner = vectors.to(dtype)
-        out = torch.zeros_like(vectors)
+        inner = vectors.to(self.tensor.device, dtype)
+        out = torch.zeros_like(vectors, device=inner.device)
         for _, rows, _ in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
             matrix = rows.reshape(-1, d)
             out += matrix.T @ (matrix @ inner)
+        out = out.to(v.device)
         return out.squeeze(-1) if flat else out
 
     def gram(self, dtype: torch.dtype) -> Tensor:
@@ -194,7 +198,7 @@ class DenseRows:
         out = torch.zeros(self.shape[2], dtype=torch.float64, device=self.tensor.device)
         for _, rows, _ in self.chunks(torch.float64, budget=VECTOR_CHUNK):
             out += rows.square().sum((0, 1))
-        return out
+        return out.cpu()
 
     def iter_rows(self, chunk: int) -> Iterator[tuple[slice, DenseRows]]:
         """Yield views of ``chunk`` samples at a time."""

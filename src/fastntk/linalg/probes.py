@@ -41,15 +41,16 @@ def compress(rows: Rows, probes: int, *, seed: int, start: int = 0) -> DenseRows
     """Return R (n, m, d) = QᵀJ sample by sample, for ``probes`` = m, in the rows' dtype."""
     n, classes, d = rows.shape
     if isinstance(rows, DenseRows):
-        q = output_probes(n, classes, probes, seed, start=start, dtype=rows.tensor.dtype)
+        q = output_probes(n, classes, probes, seed, start=start, dtype=rows.dtype).to(rows.tensor.device)
         return DenseRows(torch.bmm(q.transpose(1, 2), rows.tensor), product_dtype=rows.product_dtype)
-    return _compress_head(rows, output_probes(n, classes, probes, seed, start=start, dtype=rows.body.dtype), d)
+    q = output_probes(n, classes, probes, seed, start=start, dtype=rows.dtype)
+    return _compress_head(rows, q.to(rows.body.device), d)
 
 
 def compress_targets(targets: Tensor, probes: int, *, seed: int, start: int = 0) -> Tensor:
     """Return Qᵀt for t (n, C) or (n, C, k): the targets that go with :func:`compress` of the same seed."""
     n, classes = targets.shape[:2]
-    q = output_probes(n, classes, probes, seed, start=start, dtype=targets.dtype)
+    q = output_probes(n, classes, probes, seed, start=start, dtype=targets.dtype).to(targets.device)
     return torch.einsum("ncm,nc...->nm...", q, targets)
 
 

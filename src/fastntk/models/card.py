@@ -25,6 +25,8 @@ class InputSpec:
 
     ``crop`` is the share of the resized shorter side that a centre crop keeps (1.0: no crop);
     ``source`` says where the numbers come from, so that a default is never mistaken for the publisher's word.
+    ``processor``: settings of a Hugging Face image processor, which then does all of this in its own way; ``size``, ``mean``,
+    ``std`` and ``interpolation`` say what that amounts to.
     """
 
     size: int
@@ -33,6 +35,7 @@ class InputSpec:
     interpolation: str = "bilinear"
     crop: float = 1.0
     source: str = "given"
+    processor: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
+from fastntk.models.hf_processor import keeps_proportions, normalisation, output_side, read_settings, scaled
 from fastntk.models.loading import HEAD_NAMES, head_names, load_backbone, output_layers, zero_head
 from fastntk.models.parts import Built
 from fastntk.models.positions import resample_positions
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.models.weights import read_weights, weights_file
-
-_INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def build_hf(name: str, *, num_classes: int, weights: str | Path | None, image_size: int | None) -> Built:
@@ -45,9 +44,9 @@ def build_hf(name: str, *, num_classes: int, weights: str | Path | None, image_s
         if weights is not None and _side(wanted) != _side(config):
             model, more = _resized(transformers, model, config=wanted, heads=heads)
             notes += more
-    zero_head(model, heads=heads)
-    spec, note = _input_spec(transformers, name, config=config, image_size=image_size)
-    return Built(model, spec=spec, weights_sha256=sha256, notes=(*notes, *note))
+        zero_head(model, heads=heads)
+        spec, more = _input_spec(transformers, name, model=model, config=config, image_size=image_size)
+    return Built(model, spec=spec, weights_sha256=sha256, notes=(*notes, *more))
 
 
 @contextlib.contextmanager
@@ -217,34 +216,44 @@ def _resized(transformers: Any, model: nn.Module, *, config: Any, heads: tuple[s
     return target, notes
 
 
-def _input_spec(transformers: Any, name: str, *, config: Any, image_size: int | None) -> tuple[InputSpec, tuple[str, ...]]:
-    """Read preprocessor_config.json; without it, ViT's 0.5/0.5 and a note that says so."""
-    path = transformers.utils.cached_file(
-        _location(name),
-        "preprocessor_config.json",
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    size, crop = _edge(settings.get("size")), _edge(settings.get("crop_size"))
-    cropped = bool(settings.get("do_center_crop")) and size is not None and crop is not None and crop <= size
-    edge = crop if cropped else size
-    default = (0.5, 0.5, 0.5)
-    spec = InputSpec(
-        size=image_size or _side(config) or edge or 224,
-        mean=tuple(settings.get("image_mean") or default),
-        std=tuple(settings.get("image_std") or default),
-        interpolation=_INTERPOLATION.get(settings.get("resample", 2), "bilinear"),
-        crop=crop / size if cropped and crop is not None and size is not None else 1.0,
-        source="preprocessor_config.json" if settings else "default of ViT (no preprocessor_config.json)",
-    )
-    missing = () if settings else (f"hf:{name} has no preprocessor_config.json: mean and std of 0.5 are assumed",)
-    return spec, missing
+def _input_spec(
+    transformers: Any, name: str, *, model: nn.Module, config: Any, image_size: int | None
+) -> tuple[InputSpec, tuple[str, ...]]:
+    """What the saved image processor does, at the size asked for; without one, 0.5/0.5 and a note that says so."""
+    settings = read_settings(transformers, _location(name), name=f"hf:{name}")
+    if settings is None:
+        default, source = (0.5, 0.5, 0.5), "default of ViT (no preprocessor_config.json)"
+        note = f"hf:{name} has no preprocessor_config.json: mean and std of 0.5 are assumed, and a crop of the centre"
+        return InputSpec(image_size or _side(config) or 224, mean=default, std=default, source=source), (note,)
+    notes: list[str] = []
+    own = output_side(settings)
+    size = image_size or _usable(model, own) or _side(config) or own or 224
+    if own is None:
+        notes.append(f"its image processor sets no size: only pictures that become {size} × {size} can be loaded")
+    elif own != size:
+        settings = scaled(settings, by=(size, own))
+        if output_side(settings) != size:
+            raise InputError(
+                f"hf:{name}: its image processor makes pictures of {own} × {own} and cannot be set to {size}: keep image_size at "
+                f"{own}, or give its preprocessor_config.json sizes in that proportion"
+            )
+        notes.append(f"its image processor, made for {own} × {own}, is set to {size} × {size} in proportion")
+    if keeps_proportions(settings):
+        notes.append("its image processor does not make pictures square: only those that are can be loaded")
+    mean, std = normalisation(settings)
+    resample = settings.get("resample")
+    interpolation = "bilinear" if resample is None else Image.Resampling(resample).name.lower()
+    spec = InputSpec(size, mean, std, interpolation=interpolation, source=settings["image_processor_type"], processor=settings)
+    return spec, tuple(notes)
 
 
-def _edge(size: Any) -> int | None:
-    """Return the shorter edge that a preprocessor's ``size`` asks for."""
-    if isinstance(size, dict):
-        size = size.get("shortest_edge", size.get("height"))
-    return int(size) if isinstance(size, int | float) else None
+@torch.no_grad()
+def _usable(model: nn.Module, side: int | None) -> int | None:
+    """The side that the processor makes, if the model takes it; some resample their positions by themselves, some refuse."""
+    if side is None or side == _side(getattr(model, "config", None)):
+        return side
+    try:
+        model.eval()(torch.zeros(1, 3, side, side))
+    except (ValueError, RuntimeError):
+        return None
+    return side

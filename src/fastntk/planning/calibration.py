@@ -76,8 +76,14 @@ def uncalibrated(engine: RowEngine | None, inputs: Tensor) -> Calibration:
 
 
 def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
-    """Measure on the first samples: training steps always, rows and products where there is a (checked) engine."""
+    """Measure on the first samples: training steps always, rows and products where there is a (checked) engine.
+
+    Without images only what needs none is measured, which is enough for a replay of the head.
+    """
     recipe = run.recipe or Recipe()
+    if run.samples is None:
+        known = uncalibrated(None, run.listed.inputs)
+        return replace(known, gemm32=_gemm_rate(torch.float32), dispatch=_dispatch_seconds())
     if engine is None:
         work = fast_copy(run)
         subset = run.subset.on(work)
@@ -90,7 +96,7 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
         forward=speed.forward,
         step=speed.step,
         step_bytes=speed.step_bytes,
-        dispatch=best_time(lambda: torch.zeros(8), repeats=20),
+        dispatch=_dispatch_seconds(),
     )
     if engine is None:
         return known
@@ -113,6 +119,10 @@ def live_bytes_per_image(engine: RowEngine, inputs: Tensor) -> int:
     with LiveBytes() as live:
         rows = engine.rows(inputs[:count])
     return int(max(0, live.peak - rows.body.nbytes) // count)
+
+
+def _dispatch_seconds() -> float:
+    return best_time(lambda: torch.zeros(8), repeats=20)
 
 
 def _gemm_rate(dtype: torch.dtype) -> float:

@@ -102,12 +102,14 @@ class Plan:
         best = min(compared.values(), key=lambda route: route.seconds)
         first = f"The first request takes about {_duration(best.seconds)} ({best.name})"
         retrain = self.retrain_seconds
+        if math.isnan(best.seconds):
+            first = f"{best.name} fits; its time is not known"
         if retrain is None:
             return f"{first}. The run records no recipe, so what Retrain would take is not known."
         if best.method in ("retrain", "full"):
             return f"{first}."
         if math.isnan(best.seconds) or math.isnan(retrain):
-            return f"{best.name} fits; times were not measured, for there are no images."
+            return f"{first}. What Retrain would take was not measured, for there are no images."
         if best.seconds <= retrain:
             later = "" if best.rows == "none" else " Later requests can reuse stored rows."
             return f"{first}, Retrain {_duration(retrain)}: {retrain / max(best.seconds, 1e-9):.1f} times as long.{later}"

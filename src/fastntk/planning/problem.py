@@ -267,6 +267,11 @@ def without_recipe(route: Route) -> Route:
     return replace(route, fits=False, why_not="needs the recipe, which the run does not record")
 
 
+def without_images(method: str) -> Route:
+    """A route that is ruled out because the run has no images."""
+    return Route(method, "none", "", math.nan, fits=False, why_not="needs the images, which the run does not have")
+
+
 def without_trace(route: Route) -> Route:
     """The route, ruled out because the run's fine-tuning was not recorded."""
     return replace(route, fits=False, why_not="needs the trace, which the run does not have")

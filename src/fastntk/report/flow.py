@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from fastntk.auditing.record import AuditRecord
 from fastntk.report.blocks import Section, Table
 from fastntk.report.plots import flow_bars
-from fastntk.report.sections import RETRAIN
+from fastntk.report.sections import without_retrain
 from fastntk.report.words import clean, join, model_name, percent, samples
 
 PLOTS = 3
@@ -38,7 +38,7 @@ def flow(record: AuditRecord) -> Section:
             plots.append(flow_bars(_predictions(matrices, label, names), name=f"flow-{label}", title=title))
     remarks = tuple(_sentence(model, matrix, labels, names) for model, matrix in matrices.items())
     tables = (_table(matrices, labels, names),) if labels else ()
-    return Section(tuple(plots), tables, remarks, () if "retrain" in matrices else (RETRAIN,))
+    return Section(tuple(plots), tables, remarks, () if "retrain" in matrices else (without_retrain(record),))
 
 
 def _predictions(matrices: Mapping[str, Counts], label: int, names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:

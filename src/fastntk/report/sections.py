@@ -19,6 +19,7 @@ from fastntk.report.words import (
     GROUP_NAMES,
     NONE,
     SHORT_NAMES,
+    clean,
     duration,
     figure,
     group_name,
@@ -29,7 +30,6 @@ from fastntk.report.words import (
 )
 
 AUDIT = "fastntk audit RUN RESULT --holdout SRC"
-RETRAIN = ("Retrain, the model that never saw the forgotten samples, was not made for this audit", f"{AUDIT} --reference retrain")
 DISTANCES = {
     "total_variation": "Total variation",
     "jensen_shannon": "Jensen–Shannon",
@@ -45,6 +45,23 @@ PAIRS = {
     "retrain_spread": ("Retrain ↔ Retrain", "retrain"),
 }
 ATTACKS = {"population": "Population attack", "u_lira": "U-LiRA attack"}
+
+
+def retrain_command(record: AuditRecord) -> str:
+    """The command that makes Retrain too: by the run's recipe, or where there is none by a training function of the user."""
+    by_recipe = record.subject.recipe is not None and known(record.reference.made_by) is None
+    return f"{AUDIT} --reference retrain" if by_recipe else f"{AUDIT} --retrain-with MODULE:FUNCTION"
+
+
+def without_retrain(record: AuditRecord) -> tuple[str, str]:
+    """What is missing without Retrain, and the command that makes it."""
+    why = "" if record.subject.recipe is not None else ": the run has no recipe to repeat, and no training function was given"
+    return f"Retrain, the model that never saw the forgotten samples, was not made for this audit{why}", retrain_command(record)
+
+
+def ensemble_command(record: AuditRecord) -> str:
+    """The command that an ensemble is asked for with."""
+    return AUDIT if record.subject.recipe is not None else retrain_command(record)
 
 
 def accuracy(record: AuditRecord) -> Section:
@@ -63,7 +80,7 @@ def accuracy(record: AuditRecord) -> Section:
         table("Accuracy", "Samples", _columns(groups), rows),
         table("Mean loss (cross-entropy, nats)", "Samples", _columns(losses), figures_by_set),
     )
-    return Section(tuple(plots), tables, missing=() if record.reference.made else (RETRAIN,))
+    return Section(tuple(plots), tables, missing=() if record.reference.made else (without_retrain(record),))
 
 
 def losses(record: AuditRecord) -> Section:
@@ -75,7 +92,7 @@ def losses(record: AuditRecord) -> Section:
         loss_steps(groups, histogram.edges, name=f"loss-{model}", title=model_name(model), top=top)
         for model, groups in shares.items()
     ]
-    return Section(tuple(plots), missing=() if "retrain" in shares else (RETRAIN,))
+    return Section(tuple(plots), missing=() if "retrain" in shares else (without_retrain(record),))
 
 
 def relearn(record: AuditRecord) -> Section:
@@ -87,7 +104,7 @@ def relearn(record: AuditRecord) -> Section:
     )
     table = Table("Epochs and losses", ("Model", "Epochs needed", "Loss at first", "Loss at the end"), rows)
     plot = relearn_curves(figures, name="relearn", title="Learning the forgotten samples again")
-    return Section((plot,), (table,), missing=() if "retrain" in figures else (RETRAIN,))
+    return Section((plot,), (table,), missing=() if "retrain" in figures else (without_retrain(record),))
 
 
 def membership(record: AuditRecord) -> Section:
@@ -112,9 +129,14 @@ def membership(record: AuditRecord) -> Section:
         tables.append(table("KLoM, margins against Retrain’s", "Over samples", list(divergences), cells))
     missing = [] if population else [("The attack on membership", AUDIT)]
     if lira is None:
-        missing.append(("U-LiRA and KLoM, which compare many models that forgot with many Retrains", f"{AUDIT} --ensemble 16"))
+        missing.append(
+            (
+                "U-LiRA and KLoM, which compare many models that forgot with many Retrains",
+                f"{ensemble_command(record)} --ensemble 16",
+            )
+        )
     if population and not record.reference.made:
-        missing.append(RETRAIN)
+        missing.append(without_retrain(record))
     return Section(tuple(plots), tuple(tables), _ensemble_remark(record.membership), tuple(missing))
 
 
@@ -123,7 +145,7 @@ def distances(record: AuditRecord) -> Section:
     measured = known(record.distances)
     pairs = {pair: _flat(each) for pair in PAIRS if (each := known(getattr(measured, pair, None))) is not None}
     if not pairs:
-        return Section(missing=(("Distances to Retrain", RETRAIN[1]),))
+        return Section(missing=(("Distances to Retrain", retrain_command(record)),))
     plots = []
     for group in ("forget", "holdout"):
         key = ("total_variation", group)
@@ -137,7 +159,9 @@ def distances(record: AuditRecord) -> Section:
         tuple((_measure(key), *(_distance(key, figures.get(key)) for figures in pairs.values())) for key in keys),
     )
     missing = (
-        () if "retrain_spread" in pairs else (("The spread between Retrains of several seeds", f"{RETRAIN[1]} --retrains 2"),)
+        ()
+        if "retrain_spread" in pairs
+        else (("The spread between Retrains of several seeds", f"{retrain_command(record)} --retrains 2"),)
     )
     return Section(tuple(plots), (table,), _spread_remark(pairs), missing)
 
@@ -180,7 +204,7 @@ def cost(record: AuditRecord) -> Section:
     rows += [("Retrain", duration(retrain))]
     rows += [("This audit", duration(spent.audit_seconds)), ("Most memory in use", size(spent.peak_memory_bytes))]
     table = Table("Time and memory", ("Step", "Cost"), tuple(row for row in rows if row[1] != NONE))
-    return Section(plots, (table,), remarks, () if retrain is not None else (RETRAIN,))
+    return Section(plots, (table,), remarks, () if retrain is not None else (without_retrain(record),))
 
 
 def requirements(record: AuditRecord) -> Table | None:
@@ -211,7 +235,8 @@ def _ensemble_remark(attacks: Membership) -> tuple[str, ...]:
     if lira is None:
         return ()
     about = lira.ensemble
-    return (f"U-LiRA used an ensemble of {about.size} {about.kind} models, made in {duration(about.seconds)}.",)
+    by = "" if known(about.made_by) is None else f" by {clean(str(about.made_by))}"
+    return (f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}.",)
 
 
 def _spread_remark(pairs: Mapping[str, Mapping[tuple[str, str], float]]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastntk.auditing.record import AuditRecord, JsonObject, Level, RequestSummary
-from fastntk.auditing.record_figures import MODELS
+from fastntk.auditing.record_figures import MODELS, known
 from fastntk.base.errors import InputError
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs
@@ -157,11 +157,14 @@ def _checks(details: JsonObject) -> list[Fact]:
 def _reference(record: AuditRecord) -> tuple[str, str]:
     reference = record.reference
     if not reference.made:
-        return "nothing: Retrain was not made", ""
+        how = "the run has no recipe to repeat: it takes a training function of your own (--retrain-with MODULE:FUNCTION)"
+        return "nothing: Retrain was not made", how if record.subject.recipe is None else ""
     others = reference.other_seeds
     more = f"and {len(others)} more of other seeds ({join([str(seed) for seed in others])})" if others else ""
     seed = "" if reference.seed is None else f", seed {reference.seed}"
-    return f"Retrain: fine-tuned anew without the forgotten samples{seed}", more
+    maker = known(reference.made_by)
+    by = "" if maker is None else f" by {clean(maker)}"
+    return f"Retrain: fine-tuned anew without the forgotten samples{by}{seed}", more
 
 
 def _classes(request: RequestSummary, lead: str) -> str:

@@ -57,7 +57,9 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     """
     source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
     if source is None or card is None:
-        raise DataGoneError("This run does not say where its data came from: load it with Run.load(folder, samples=...).")
+        raise DataGoneError(
+            "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
+        )
     spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
     if ids is None and not source.get("without"):
         samples = load_source(source["data"], spec=spec, **chosen)

@@ -5,6 +5,7 @@
     base.safetensors    every other entry of the state_dict   (frozen weights, buffers)
     manifest.json       model card, recipe, history, digests of data, files and trace
     trace/              the path of the fine-tuning, where it was recorded (:mod:`fastntk.storage.traces`)
+    adapter/            of models that peft was applied to: the adapter in peft's format (:mod:`fastntk.storage.adapters`)
 
 The data is not in it; of ids and labels only the trace has any, and that of a result those of the retained samples. The digest of
 the data is in the manifest, so that a run is never paired with other data; ``source`` says where it can be loaded again
@@ -15,6 +16,7 @@ Layout and verification of a folder are :mod:`fastntk.storage.manifest`; here is
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -24,16 +26,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastntk.base.device import find_device
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
 from fastntk.models.card import attach_card, card_from_dict, card_of
+from fastntk.storage.adapters import adapter_facts, with_adapters, write_adapter
 from fastntk.storage.data import check_data, data_facts, fitted
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
 from fastntk.storage.traces import store_trace, stored_trace
+from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.tuning import Subset, attach_prompts
+from fastntk.tuning.adapters import adapters_of, unwrapped
 from fastntk.tuning.prompts import PROMPT_NAME
 
 RUN = "run"
@@ -66,7 +72,10 @@ def save_run(
     trace = run.trace
 
     def fill(work: Path) -> dict[str, Any]:
-        return {"trace": None if trace is None else store_trace(trace, work, take=take_trace)}
+        return {
+            "adapter": write_adapter(run, work),
+            "trace": None if trace is None else store_trace(trace, work, take=take_trace),
+        }
 
     return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite, fill=fill)
 
@@ -76,32 +85,49 @@ def load_run(
     *,
     samples: Samples | None = None,
     model: nn.Module | None = None,
+    device: str | torch.device | None = None,
     kinds: tuple[str, ...] = (RUN, RESULT),
     trace: bool = True,
+    loss: LossFunction | None = None,
 ) -> Run:
     """Read and verify a folder and rebuild its run; the model is in eval mode, all but the subset frozen.
 
     ``samples``: the data of the run, compared with the digest in the manifest (``source_samples`` loads it again
     where the manifest says from where). ``model``: a model of the same architecture to load into, needed for one
-    that ``build_model`` did not make; it is changed in place, and only after everything was checked.
+    that ``build_model`` did not make; it is changed in place, and only after everything was checked. Adapters of peft that the
+    saved model had are attached where the given one has none; of one that was a ``PeftModel``, the run's model is then the
+    ``PeftModel`` around the given one. ``device``: where the model is put (``"auto"``, ``"cuda"``, …); None leaves it where it
+    is: on the CPU, or where ``model`` was.
 
     A result is the run of the next request: its samples are the retained ones, labels and class names those of before.
-    ``trace=False``: leave the trace out (it is not read, so neither verified).
+    ``trace=False``: leave the trace out (it is not read, so neither verified). ``loss``: the function that the loop was recorded
+    with, where it was one of its own, which no file holds.
     """
+    target = find_device(device) if isinstance(device, str) else device
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
     if samples is not None:
         samples = fitted(samples, manifest["data"])
         check_data(manifest, samples)
     recorded = stored_trace(bundle.folder, manifest) if trace else None
+    if recorded is not None and loss is not None:
+        recorded = recorded.with_loss(loss)
     state = _stored_state(bundle)
     rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
+    adapters = manifest.get("adapters")
+    if adapters is not None and not adapters_of(rebuilt):
+        if model is not None:  # adapters cannot be taken off again: the first try is on a copy
+            trial = with_adapters(copy.deepcopy(model), adapters)
+            _fit_architecture(trial, state, manifest=manifest, folder=bundle.folder)
+        rebuilt = with_adapters(rebuilt, adapters)
     _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
     subset = Subset(rebuilt, manifest["subset"])
     _load_state(rebuilt, state)
     for name, parameter in rebuilt.named_parameters():
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
+    if target is not None:
+        rebuilt.to(target)
     if manifest["model"]["card"] is not None:
         attach_card(rebuilt, card_from_dict(manifest["model"]["card"]))
     anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])
@@ -134,7 +160,7 @@ def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
     card = card_of(run.model)
     return {
         "model": {
-            "class": type(run.model).__name__,
+            "class": type(unwrapped(run.model)).__name__,
             "card": None if card is None else dataclasses.asdict(card),
             "config": _config(run.model),
         },
@@ -142,6 +168,7 @@ def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         "tuned": run.subset.numel,
         "ratio": run.subset.ratio,
         "prompts": _prompts(run.model),
+        "adapters": adapter_facts(run.model),
         "recipe": None if run.recipe is None else run.recipe.to_dict(),
         "bn_stats": "unknown" if run.recipe is None else run.recipe.bn_stats,
         "history": list(run.history),

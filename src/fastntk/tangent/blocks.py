@@ -15,6 +15,7 @@ from torch import nn
 
 from fastntk.base.errors import InputError
 from fastntk.tangent.rows import RowEngine
+from fastntk.tuning.adapters import adapters_of, inside
 
 LAYERS_OF_A_BLOCK = 3
 """A numbered module with so many layers that hold parameters is a block: a residual block has more, conv + norm has fewer."""
@@ -64,12 +65,21 @@ def _block(engine: RowEngine, title: str, names: list[str] | set[str]) -> Block:
 def _owners(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """By parameter name: the blocks it lies in, one unless modules share it."""
     aliases = dict(model.named_parameters(remove_duplicate=False))
-    layers = {alias.rpartition(".")[0] for alias in aliases}
+    adapters = adapters_of(model)
+    # A layer with an adapter is one layer, however many modules it is made of.
+    places = {alias: _adapted(alias, (*adapters.layers, *adapters.wrappers)) for alias in aliases}
+    layers = {place.rpartition(".")[0] for place in places.values()}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[str, dict[str, None]] = {name: {} for name in names.values()}
     for alias, parameter in aliases.items():
-        owners[names[id(parameter)]][_owner(alias, layers)] = None
+        owners[names[id(parameter)]][_owner(places[alias], layers)] = None
     return {name: tuple(found) for name, found in owners.items()}
+
+
+def _adapted(parameter: str, adapted: tuple[str, ...]) -> str:
+    """The name as if a layer that peft replaced were a plain one."""
+    layer = min((layer for layer in adapted if inside(parameter, [layer])), key=len, default=None)
+    return parameter if layer is None else f"{layer}.{parameter.rpartition('.')[2]}"
 
 
 def _owner(parameter: str, layers: set[str]) -> str:

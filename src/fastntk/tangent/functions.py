@@ -201,6 +201,26 @@ class ConvSite(torch.autograd.Function):
         return back, None, None, None, None, None
 
 
+class BroadcastSite(torch.autograd.Function):
+    """y = x + p or y = x · p, with p the same for every sample: rows are g or g·x, summed where p was broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, handle: Tensor, p: Tensor, multiply: bool, collect: Collect) -> Tensor:
+        ctx.save_for_backward(*((x,) if multiply else ()))
+        ctx.p, ctx.multiply, ctx.collect = p, multiply, collect
+        return x * p if multiply else x + p
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        p = ctx.p
+        shape = (*(1,) * (grad.dim() - p.dim()), *p.shape)
+        rows = grad * ctx.saved_tensors[0] if ctx.multiply else grad
+        over = [k for k in range(1, grad.dim()) if shape[k] == 1 and grad.shape[k] > 1]
+        ctx.collect((rows.sum(over) if over else rows).reshape(len(grad), *p.shape))
+        back = (grad * p if ctx.multiply else grad) if ctx.needs_input_grad[0] else None
+        return back, None, None, None, None
+
+
 class PrefixSite(torch.autograd.Function):
     """A prompt's copy for every sample and head."""
 

@@ -42,7 +42,8 @@ class Linearisation:
     ``point`` (d,): where J was taken. ``outputs`` (n, C): f_θ; ``anchor_outputs``: f_w0. ``features`` and
     ``anchor_features`` (n, H): the head's inputs at θ and w0, where the model ends in a linear head. ``place``: where
     the rows are: in memory, on disk (mapped), or nowhere (``stream``: made anew in each pass; no replay then).
-    ``engine``: who made them, on a working copy that stays at ``point``.
+    ``engine``: who made them, on a working copy that stays at ``point``, on the device of the run's model. All tensors here are
+    on the CPU.
     """
 
     at: Point
@@ -65,7 +66,7 @@ class Linearisation:
 
     def check_run(self, run: Run) -> None:
         """Refuse a run whose weights or data are not those this was made from."""
-        if not torch.equal(self.theta, run.subset.get()) or not torch.equal(self.anchor, run.anchor):
+        if not torch.equal(self.theta, run.subset.get().cpu()) or not torch.equal(self.anchor, run.anchor.cpu()):
             raise InputError("This linearisation was made from other weights than the run's: make a new one.")
         if self.samples.version != self.version or (run.data is not self.samples and run.data.digest() != self.samples.digest()):
             raise InputError("This linearisation was made from other data than the run's: make a new one.")
@@ -111,11 +112,12 @@ def linearise(
     """
     start = time.perf_counter()
     subset, inputs = engine.subset, run.data.inputs
-    theta = run.subset.get()
-    point = {"trained": theta, "anchor": run.anchor, "midpoint": (theta + run.anchor) / 2}[at]
+    # Rows are stored on the CPU; so is all that is computed with them.
+    theta, anchor = run.subset.get().cpu(), run.anchor.to("cpu", copy=True)
+    point = {"trained": theta, "anchor": anchor, "midpoint": (theta + anchor) / 2}[at]
     subset.set(theta)
     outputs, features = engine.outputs(inputs)
-    subset.set(run.anchor)
+    subset.set(anchor)
     anchor_outputs, anchor_features = engine.outputs(inputs)
     subset.set(point)
     rows: HeadRows | TangentOperator
@@ -131,7 +133,7 @@ def linearise(
         at=at,
         point=point,
         theta=theta,
-        anchor=run.anchor.clone(),
+        anchor=anchor,
         rows=rows,
         place=place,
         outputs=outputs,

@@ -95,8 +95,8 @@ def rows_on_disk(
     :class:`BudgetError` where the disk is too small.
     """
     folder = Path(folder)
-    if inputs.dtype not in _DTYPES or inputs.device.type != "cpu":
-        raise InputError(f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)} on the CPU.")
+    if inputs.dtype not in _DTYPES:
+        raise InputError(f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)}.")
     size = DEFAULT_CHUNK if chunk is None else chunk
     if size < 1:
         raise InputError(f"chunk must be ≥ 1, got {size}.")
@@ -232,7 +232,7 @@ def _write_chunks(
     for number, (_, rows) in enumerate(track(rest, "Jacobian rows to disk", total=chunks - done), start=done + 1):
         for handle, part in zip(handles, (rows.body, rows.features)):
             assert part is not None
-            handle.write(part.detach().contiguous().numpy().data)
+            handle.write(part.detach().cpu().contiguous().numpy().data)
         if number == chunks or time.monotonic() - last >= SECONDS_BETWEEN_STATES:
             for handle in handles:
                 handle.flush()

@@ -2,7 +2,8 @@
 
 The same interface as stored rows (:class:`fastntk.linalg.RowOperator`). A product costs two to three forward passes
 over the data, so stored rows win as soon as a solve needs more than about C/2 iterations; this is for when they do not
-fit.
+fit. The network's passes run on its device and products come back on the vector's; sums are in float64, on the device where it
+has that, else on the CPU (:func:`fastntk.base.device.with_float64`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fastntk.base.device import with_float64
 from fastntk.linalg import HeadRows
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.tangent.guards import checked_engine
-from fastntk.tangent.in_memory import accumulate
+from fastntk.tangent.in_memory import accumulate, exact_rows
 from fastntk.tangent.rows import RowEngine, iter_rows
 from fastntk.training.network import fast_layout
 from fastntk.tuning import Subset
@@ -32,6 +34,7 @@ class TangentOperator:
         self.engine: RowEngine = engine or checked_engine(model, subset, inputs)
         self.inputs = fast_layout(model, inputs)
         self.chunk = chunk
+        self.device = device_of(model)
 
     def subset(self, indices: Tensor | slice) -> TangentOperator:
         """The same map on some of the samples."""
@@ -48,7 +51,7 @@ class TangentOperator:
         if v.dim() == 2:
             return torch.stack([self.matvec(column) for column in v.unbind(1)], -1)
         subset = self.engine.subset
-        direction = {name: part.to(self.inputs.dtype) for name, part in subset.split(v).items()}
+        direction = {name: part.to(self.inputs.dtype).to(self.device) for name, part in subset.split(v).items()}
         values = {name: p.detach() for name, p in subset.parameters.items()}
 
         def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -56,8 +59,8 @@ class TangentOperator:
 
         # Forward-mode derivatives exist for the plain attention kernel only.
         with sdpa_kernel(SDPBackend.MATH):
-            parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self.inputs.split(self.chunk)]
-        return torch.cat(parts).to(v.dtype)
+            parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
+        return torch.cat(parts).to(v.device).to(v.dtype)
 
     def rmatvec(self, u: Tensor) -> Tensor:
         """Jᵀ u: (n, C) → (d,), or (n, C, k) → (d, k)."""
@@ -65,18 +68,23 @@ class TangentOperator:
             return torch.stack([self.rmatvec(part) for part in u.unbind(2)], -1)
         subset = self.engine.subset
         leaves = {name: p.detach().requires_grad_() for name, p in subset.parameters.items()}
-        total = torch.zeros(subset.numel, dtype=torch.float64)
-        for x, weights in zip(self.inputs.split(self.chunk), u.to(self.inputs.dtype).split(self.chunk)):
+        sums = with_float64(self.device)
+        total = torch.zeros(subset.numel, dtype=torch.float64, device=sums)
+        for x, weights in zip(self._batches(), u.to(self.inputs.dtype).to(self.device).split(self.chunk)):
             with torch.enable_grad():
                 output = logits(_Bound(self.engine.model, leaves), x)
                 gradients = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
             flat = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), gradients)]
-            total += torch.cat([g.reshape(-1) for g in flat]).double()
-        return total.to(u.dtype)
+            total += torch.cat([g.reshape(-1) for g in flat]).to(sums).double()
+        return total.to(u)
+
+    def _batches(self) -> Iterator[Tensor]:
+        """The inputs on the model's device, chunk by chunk."""
+        return (x.to(self.device) for x in self.inputs.split(self.chunk))
 
     def iter_rows(self, chunk: int | None = None) -> Iterator[tuple[slice, HeadRows]]:
         """The rows themselves, chunk by chunk, made anew."""
-        return iter_rows(self.engine, self.inputs, chunk=chunk)
+        return ((part, exact_rows(self.engine, rows)) for part, rows in iter_rows(self.engine, self.inputs, chunk=chunk))
 
     def gram(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """A = JᵀJ, (d, d), summed from rows that are made chunk by chunk and dropped."""
@@ -84,7 +92,7 @@ class TangentOperator:
 
     def column_norms2(self) -> Tensor:
         """The diagonal of A, (d,)."""
-        total = torch.zeros(self.shape[2], dtype=torch.float64)
+        total = torch.zeros(self.shape[2], dtype=torch.float64)  # on the CPU, as each chunk's
         for _, rows in self.iter_rows():
             total += rows.column_norms2()
         return total

@@ -22,7 +22,7 @@ from torch.func import functional_call, jacrev, vmap
 
 from fastntk.base.errors import InputError, listing
 from fastntk.linalg import HeadRows
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.tangent.sites import SiteMode
 from fastntk.training.network import fast_layout
 from fastntk.training.speed import seconds_an_image
@@ -138,11 +138,14 @@ class RowEngine:
         return subset.columns(self.subset.names)[self.body_columns]
 
     def rows(self, inputs: Tensor) -> HeadRows:
-        """The rows of one chunk of inputs (n, …)."""
+        """The rows of one chunk of inputs (n, …), on the model's device."""
+        inputs = inputs.to(device_of(self.model))
+        direct, features = self._direct_rows(inputs) if self.direct or self.head else (None, None)
+        if direct is not None and direct.shape[2] == len(self.body_columns):
+            return self.assemble(direct, features if self.weight_columns is not None else None)  # rows can be large: no copy
         body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=inputs.dtype, device=inputs.device)
-        features = None
-        if self.direct or self.head:
-            features = self._direct_rows(inputs, body)
+        if direct is not None:
+            body[:, :, : direct.shape[2]] = direct
         if self.generic:
             self._generic_rows(inputs, body)
         return self.assemble(body, features if self.weight_columns is not None else None)
@@ -160,40 +163,41 @@ class RowEngine:
 
     @torch.no_grad()
     def outputs(self, inputs: Tensor, *, chunk: int = 128) -> tuple[Tensor, Tensor | None]:
-        """Logits (n, C) and, where the head closes the model, its features (n, H); no derivatives."""
+        """Logits (n, C) and, where the head closes the model, its features (n, H), on the CPU; no derivatives."""
         outputs, features = [], []
         for part in fast_layout(self.model, inputs).split(chunk):
             with SiteMode({}, lambda name, rows: None, head=self.head[1] if self.head else None) as mode:
                 outputs.append(logits(self.model, part))
             if mode.features is not None:
                 features.append(mode.features)
-        return torch.cat(outputs), torch.cat(features) if features else None
+        return torch.cat(outputs).cpu(), torch.cat(features).cpu() if features else None
 
     def probed_rows(self, inputs: Tensor, probes: Tensor) -> Tensor:
-        """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d).
+        """Σ_c probes[i, c, k] · J[i, c]: m = probes.shape[2] backward passes instead of C. Returns (n, m, d) on its device.
 
         With probes from :func:`fastntk.linalg.output_probes`, E[RᵀR] = JᵀJ.
         """
+        inputs = inputs.to(device_of(self.model))
+        probes = probes.to(inputs)
         if self.generic:
             return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
-        swept, mode = self._sweep(inputs, probes.to(inputs.dtype))
+        swept, mode = self._sweep(inputs, probes)
         out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=inputs.dtype, device=inputs.device)
         out[:, :, self.direct_columns] = swept
         for name in self.head_names:
-            part = probes.transpose(1, 2).to(out)
+            part = probes.transpose(1, 2)
             if name.endswith("weight"):
                 assert mode.features is not None
                 part = torch.einsum("nmc,nh->nmch", part, mode.features.detach()).flatten(2)
             out[:, :, self.slices[name]] = part
         return out
 
-    def _direct_rows(self, inputs: Tensor, body: Tensor) -> Tensor | None:
+    def _direct_rows(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The rows (n, C, direct columns), None where no parameter goes this way, and the head's features."""
         swept, mode = self._sweep(inputs, None)
         if self.via_features and self.head is not None and self.direct:
             swept = torch.matmul(self.head[1].detach(), swept)
-        if self.direct:
-            body[:, :, : swept.shape[2]] = swept
-        return None if mode.features is None else mode.features.detach()
+        return swept if self.direct else None, None if mode.features is None else mode.features.detach()
 
     def _sweep(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode]:
         """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, direct columns)."""
@@ -310,7 +314,7 @@ def seconds_of_rows(engine: RowEngine, inputs: Tensor) -> float:
 
 
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype.
+    """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype and on their device.
 
     The model must be in eval mode. For large n·C·d use ``fastntk.tangent.linearise``, which keeps the head's block
     as features and can write to disk.
@@ -318,7 +322,7 @@ def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | N
     from fastntk.tangent.guards import checked_engine
 
     engine = checked_engine(model, subset, inputs)
-    out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=inputs.dtype, device=inputs.device)
+    out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=inputs.dtype, device=device_of(model))
     for part, rows in iter_rows(engine, inputs, chunk=chunk):
         out[part] = rows.dense()
     return out

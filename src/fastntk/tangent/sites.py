@@ -6,8 +6,9 @@ collector. Frozen layers keep their native kernels and compute no weight gradien
 of images cost little more than C forward passes: the floor of the method.
 
 The replacement is a ``TorchFunctionMode`` keyed by the parameter tensors themselves, so it works in any module, stock
-or hand-written, that calls ``F.batch_norm``, ``F.layer_norm``, ``F.group_norm``, ``F.linear`` or ``F.conv2d``. A
-parameter used in any other way is reported in ``unsupported``; :mod:`fastntk.tangent.rows` takes those by
+or hand-written, that calls ``F.batch_norm``, ``F.layer_norm``, ``F.group_norm``, ``F.linear`` or ``F.conv2d``, adds a
+parameter to all samples or multiplies them by it (position embeddings, LayerScale), or expands it to all samples (class
+tokens). A parameter used in any other way is reported in ``unsupported``; :mod:`fastntk.tangent.rows` takes those by
 ``vmap(jacrev)``.
 """
 
@@ -23,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from fastntk.tangent.functions import (
     BatchNormSite,
+    BroadcastSite,
     Collect,
     Conv,
     ConvSite,
@@ -36,6 +38,8 @@ from fastntk.tangent.functions import (
 from fastntk.tuning.prompts import expand_prefix
 
 POINTWISE = {F.relu, torch.relu, F.relu6, F.gelu, F.silu, F.hardswish, torch.tanh, torch.sigmoid}
+RESHAPING = {torch.reshape, Tensor.reshape, Tensor.view, torch.unsqueeze, Tensor.unsqueeze}
+"""What these make of a parameter is that parameter, in another shape."""
 
 
 class SiteMode(TorchFunctionMode):
@@ -57,6 +61,7 @@ class SiteMode(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._names = {id(tensor): name for name, tensor in parameters.items()}
+        self._views: dict[int, tuple[Tensor, torch.Size]] = {}  # kept alive, so that their ids stay theirs
         self._collect = collect
         self._head = head
         self._pointwise = pointwise
@@ -85,6 +90,8 @@ class SiteMode(TorchFunctionMode):
             used = [self._names[id(a)] for a in nested if id(a) in self._names]
             if not used:
                 return func(*args, **kwargs)
+        if func in RESHAPING and args and self.tuned(args[0]):
+            return self._view(args[0], func(*args, **kwargs))
         handler = _HANDLERS.get(func)
         out = NotImplemented if handler is None else handler(self, *args, **kwargs)
         if out is NotImplemented:
@@ -101,8 +108,23 @@ class SiteMode(TorchFunctionMode):
         """Who takes this tensor's rows; None if it is not tuned."""
         name = self._names.get(id(tensor)) if tensor is not None else None
         # Not self: a cycle through the graph's nodes is never collected, and with it every chunk's activations.
-        collect = self._collect
-        return None if name is None else lambda rows: collect(name, rows)
+        collect, view = self._collect, self._views.get(id(tensor))
+        if name is None:
+            return None
+        if view is None:
+            return lambda rows: collect(name, rows)
+        shape = view[1]
+        return lambda rows: collect(name, rows.reshape(len(rows), *shape))
+
+    def tuned(self, value: Any) -> bool:
+        """Whether this is a tuned parameter, or one in another shape."""
+        return id(value) in self._names
+
+    def _view(self, of: Tensor, made: Tensor) -> Tensor:
+        if made is not of:
+            self._views[id(made)] = made, self._views[id(of)][1] if id(of) in self._views else of.shape
+            self._names[id(made)] = self._names[id(of)]
+        return made
 
     def _head_call(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # A name in `met` twice would mean two uses of the head: its closed form then does not hold.
@@ -182,6 +204,34 @@ def _pair(value: Any) -> Any:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
+def _add(mode: SiteMode, a: Any = None, b: Any = None, **options: Any) -> Any:
+    return NotImplemented if options else _broadcast(mode, a, b, multiply=False)
+
+
+def _multiply(mode: SiteMode, a: Any = None, b: Any = None, **options: Any) -> Any:
+    return NotImplemented if options else _broadcast(mode, a, b, multiply=True)
+
+
+def _broadcast(mode: SiteMode, a: Any, b: Any, *, multiply: bool) -> Any:
+    """One of the two is tuned and has no dimension for the samples; the other has the shape of the result."""
+    p, x = (a, b) if mode.tuned(a) else (b, a)
+    if mode.tuned(x) or not isinstance(x, Tensor) or x.dtype != p.dtype or x.dim() < p.dim():
+        return NotImplemented
+    if (x.dim() == p.dim() and p.shape[0] != 1) or torch.broadcast_shapes(x.shape, p.shape) != x.shape:
+        return NotImplemented
+    return BroadcastSite.apply(x, mode.handle, p, multiply, mode.collector(p))  # type: ignore[no-untyped-call]
+
+
+def _expand(mode: SiteMode, p: Tensor, *sizes: Any, **options: Any) -> Any:
+    """A copy of the parameter for every sample."""
+    shape = p.expand(*sizes, **options).shape
+    rest = p.shape if p.dim() < len(shape) else p.shape[1:] if p.shape[:1] == (1,) else None
+    if rest is None or shape[1:] != rest:
+        return NotImplemented
+    zeros = p.new_zeros(shape[0], *(1,) * len(rest))
+    return BroadcastSite.apply(zeros, mode.handle, p, False, mode.collector(p))  # type: ignore[no-untyped-call]
+
+
 def _expand_prefix(mode: SiteMode, prefix: Tensor, batch: int, heads: int) -> Any:
     return PrefixSite.apply(prefix, mode.handle, batch, heads, mode.collector(prefix))  # type: ignore[no-untyped-call]
 
@@ -193,4 +243,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     F.conv2d: _conv2d,
     expand_prefix: _expand_prefix,
+    Tensor.expand: _expand,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _multiply),
 }

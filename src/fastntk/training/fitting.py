@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastntk.base.atomic import new_folder
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.training.loop import batch_loss, descend
 from fastntk.training.network import check_samples, fast_layout, training_mode
 from fastntk.training.recipe import Recipe
@@ -72,7 +72,7 @@ def train(
     """Follow the recipe from the model's present values, on the kept samples; return the history."""
     check_samples(model, samples)
     parameters = list(subset.parameters.values())
-    inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(samples.inputs.device)
+    inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(device_of(model))
 
     def loss(batch: Tensor) -> tuple[Tensor, int]:
         if recorder is not None:

@@ -1,32 +1,147 @@
-"""The gradient of a sample's loss by its logits, from which a recorded path is walked again without autograd.
+"""The loss of a recorded path: its gradient by the logits, from which the path is walked again without autograd.
 
-    cross-entropy   r = softmax(f) − (1 − ε)·onehot(y) − ε/C        ε: label smoothing
+    cross-entropy   r = softmax(f) − q        q = onehot(y) or a soft target, smoothed: (1 − ε)·q + ε/C
     squared         r = f − (onehot(y) − 1/C)
+    own             autograd through a function of the user's, (logits (k, C), targets) → mean loss
 
-The losses themselves are :func:`fastntk.training.loop.batch_loss`.
+A function that is a cross-entropy, whatever it is called, is recognised by its values (:func:`recognised`), so that a trace can
+be saved and read without it. Any other one cannot be saved: whoever reads the trace gives it again, and its values are compared.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError
 
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits (k, C), targets (k,) or (k, C)) → the mean loss."""
+NAMES = ("cross-entropy", "squared")
+OWN = "own"
+_SMOOTHING_UP_TO = 0.999
 
-def loss_residual(logits: Tensor, labels: Tensor, loss: str, *, smoothing: float = 0.0) -> Tensor:
-    """The gradient of each sample's loss by its ``logits`` (…, B, C), for ``labels`` (B,); in the logits' shape."""
+
+def loss_residual(logits: Tensor, targets: Tensor, loss: str, *, smoothing: float = 0.0) -> Tensor:
+    """The gradient of each sample's loss by its ``logits`` (…, B, C), for labels (B,) or soft targets (B, C); in the logits'
+    shape."""
     if not 0 <= smoothing <= 1 or (smoothing and loss != "cross-entropy"):
         raise InputError(
             f"Label smoothing is a number from 0 to 1, with the loss cross-entropy; this trace has {smoothing} with {loss!r}."
         )
-    classes, rows = logits.shape[-1], torch.arange(len(labels), device=logits.device)
+    classes, rows = logits.shape[-1], torch.arange(len(targets), device=logits.device)
     if loss == "cross-entropy":
         residual = logits.softmax(-1)
-        residual[..., rows, labels] -= 1 - smoothing
+        if targets.is_floating_point():
+            return residual.sub_((1 - smoothing) * targets.to(residual) + smoothing / classes)
+        residual[..., rows, targets] -= 1 - smoothing
         return residual.sub_(smoothing / classes) if smoothing else residual
     if loss == "squared":
+        if targets.is_floating_point():
+            return logits - (targets.to(logits) - 1 / classes)
         residual = logits + 1 / classes
-        residual[..., rows, labels] -= 1
+        residual[..., rows, targets] -= 1
         return residual
     raise InputError(f"The loss {loss!r} of this trace is not known: expected cross-entropy or squared.")
+
+
+@dataclass(frozen=True, eq=False)
+class PathLoss:
+    """The loss of a trace. ``function``: the user's own, where it is not one of :data:`NAMES`."""
+
+    name: str
+    smoothing: float = 0.0
+    function: LossFunction | None = None
+
+    def mean_residual(self, logits: Tensor, targets: Tensor, weights: Tensor, parts: Sequence[tuple[int, int, float]]) -> Tensor:
+        """The gradient of each lane's loss by its ``logits`` (L, B, C).
+
+        ``weights`` (L, B): what every sample counts for in its lane, 0 where it does not take part. ``parts``: first and last
+        sample of each batch that went into the step, and its share; a function of one's own is called for each of them.
+        """
+        if self.name != OWN:
+            return loss_residual(logits, targets, self.name, smoothing=self.smoothing) * weights.unsqueeze(2)
+        residual = torch.zeros_like(logits)
+        for lane, start, stop in ((lane, *part[:2]) for lane in range(len(logits)) for part in parts):
+            kept = start + weights[lane, start:stop].nonzero().flatten()
+            if len(kept):
+                residual[lane, kept] = weights[lane, kept].sum() * self.gradient(logits[lane, kept], targets[kept])
+        return residual
+
+    def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The gradient of the mean loss of one batch by its logits (k, C)."""
+        if self.name != OWN:
+            return loss_residual(logits, targets, self.name, smoothing=self.smoothing) / max(1, len(logits))
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.mean(leaf, targets), leaf)
+        return gradient
+
+    def mean(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch, with its graph."""
+        if self.function is not None:
+            return self.function(logits, targets)
+        if self.name == "cross-entropy":
+            return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+        if self.name == "squared":
+            wanted = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, logits.shape[1])
+            return 0.5 * (logits - wanted.to(logits) + 1 / logits.shape[1]).square().sum(1).mean()
+        raise InputError(
+            "This trace was recorded with a loss of one's own, which is not in the file. Give the same function again: "
+            "Run.load(folder, loss=function)."
+        )
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what is neither a name nor a function."""
+    if isinstance(loss, str) and loss not in NAMES:
+        raise InputError(f"The loss {loss!r} is not known: give one of {', '.join(NAMES)}, or a function of logits and targets.")
+    if not isinstance(loss, str) and not callable(loss):
+        raise InputError(
+            f"loss must be a function of logits and targets, or one of {', '.join(NAMES)}; got {type(loss).__name__}."
+        )
+
+
+def recognised(loss: Any, classes: int, *, soft: bool = False) -> PathLoss:
+    """The loss that a function computes, by its values where it is a cross-entropy (with any smoothing) or the squared loss.
+
+    ``loss``: a name, or a function of logits and targets; ``soft``: it is given soft targets.
+    """
+    check_loss(loss)
+    if isinstance(loss, str):
+        return PathLoss(loss)
+    own = PathLoss(OWN, function=loss)
+    logits, targets = _probe(classes, soft=soft)
+    try:
+        seen = own.gradient(logits, targets)
+    except (RuntimeError, TypeError, ValueError):
+        return own  # one that takes no float64, or other shapes: it will say so itself
+    candidates = [PathLoss("squared"), PathLoss("cross-entropy")]
+    # ∂ by the last class is (softmax − (1 − ε)q − ε/C)/k, so ε follows from any entry where q differs from 1/C.
+    p = logits.softmax(1)
+    q = targets if soft else torch.nn.functional.one_hot(targets, classes).to(p)
+    span = (q - 1 / classes).square().sum()
+    smoothing = float(1 - ((p - len(p) * seen - 1 / classes) * (q - 1 / classes)).sum() / span) if classes > 1 else 0.0
+    if 1e-9 < smoothing <= _SMOOTHING_UP_TO:
+        candidates.append(PathLoss("cross-entropy", smoothing=round(smoothing, 9)))
+    for candidate in candidates:
+        if torch.allclose(candidate.gradient(logits, targets), seen, rtol=1e-6, atol=1e-9):
+            return candidate
+    return own
+
+
+def fingerprint(loss: PathLoss, classes: int, *, soft: bool) -> list[float]:
+    """Numbers that tell one function from another: its gradient at fixed logits."""
+    return [float(f"{value:.9g}") for value in loss.gradient(*_probe(classes, soft=soft)).flatten()[:64].tolist()]
+
+
+def _probe(classes: int, *, soft: bool) -> tuple[Tensor, Tensor]:
+    rows = 4
+    numbers = torch.arange(rows * classes, dtype=torch.float64).reshape(rows, classes)
+    logits = 2 * (1.7 * numbers).sin()
+    labels = torch.arange(rows) % classes
+    return logits, (0.5 * (0.9 * numbers).cos()).softmax(1) if soft else labels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,10 @@ def fast_layout(model: nn.Module, inputs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 256) -> Tensor:
-    """Eval-mode logits (n, C) of model-ready inputs."""
+    """Eval-mode logits (n, C) of model-ready inputs, on the CPU wherever the model is."""
     with eval_mode(model):
         batches = fast_layout(model, inputs).split(batch_size)
-        return torch.cat([logits(model, batch) for batch in batches])
+        return torch.cat([logits(model, batch) for batch in batches]).cpu()
 
 
 def accuracy_on(model: nn.Module, samples: Samples) -> float:
@@ -66,15 +66,39 @@ def accuracy_on(model: nn.Module, samples: Samples) -> float:
     return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
 
 
+def check_precision(parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters in 16 bits or fewer: a step, or an update by unlearning, is smaller than what they can tell apart."""
+    coarse = {name: p.dtype for name, p in parameters if p.is_floating_point() and p.dtype.itemsize < 4}
+    if coarse:
+        kind = next(iter(coarse.values()))
+        raise InputError(
+            f"{len(coarse)} parameters are {kind} ({listing(list(coarse), most=4)}): a change of less than "
+            f"{torch.finfo(kind).eps / 2:.1g} of a weight is lost in it, and with it most of a fine-tuning or an unlearning. "
+            "Convert model, samples and anchor: model.float(), inputs.float(), anchor.float(). Mixed precision by "
+            "torch.autocast keeps the weights in float32."
+        )
+
+
+def check_device(inputs: Tensor, device: torch.device) -> None:
+    """Refuse inputs that are neither on the CPU nor where the model is."""
+    if inputs.device.type != "cpu" and inputs.device != device:
+        raise InputError(
+            f"Inputs are on {inputs.device}, the model is on {device}. Expected inputs on the CPU, from where they are moved "
+            "batch by batch, or on the model's device: inputs.cpu(), or model.to(device)."
+        )
+
+
 def check_samples(model: nn.Module, samples: Samples) -> int:
-    """Return the number of classes C; refuse inputs the model cannot take and labels it cannot name."""
+    """Return the number of classes C; refuse 16-bit weights, inputs the model cannot take and labels it cannot name."""
     if len(samples) == 0:
         raise InputError("There are no samples to train on.")
+    check_precision(model.named_parameters())
     first = next(model.parameters())
-    if samples.inputs.device != first.device or (samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype):
+    check_device(samples.inputs, first.device)
+    if samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype:
         raise InputError(
-            f"Inputs are {samples.inputs.dtype} on {samples.inputs.device}, the model is {first.dtype} on "
-            f"{first.device}. Convert one: samples are used as they are, with no cast."
+            f"Inputs are {samples.inputs.dtype}, the model is {first.dtype}. Convert one: samples are used as they are, with no "
+            "cast."
         )
     try:
         with torch.no_grad(), eval_mode(model):

@@ -15,6 +15,7 @@ from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.training.loop import learning_rate
 from fastntk.training.network import eval_mode
+from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import TraceFacts, TraceWriter, describe
 from fastntk.tuning import Subset, find_head
@@ -124,7 +125,7 @@ class FitRecorder:
             body=self._body if self.writer.keeps_gradients else (),
             left=() if self.writer.keeps_gradients else self._body,
             optimizer="Adam" if adam else "SGD",
-            options={} if adam else {"momentum": recipe.momentum},
+            groups=(Group(self._subset.names, {} if adam else {"momentum": recipe.momentum}),),
             penalty=recipe.weight_decay,
             loss=recipe.loss,
             anchor=tensor_digest(self._anchor),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
+from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
@@ -24,8 +25,8 @@ from fastntk.tuning import Subset
 class Run:
     """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
 
-    ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was loaded without
-    its data; what needs data then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
+    ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was made or loaded without
+    its data; what needs images then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
     the path of the fine-tuning, where it was recorded. ``data_facts``: what the folder of a loaded run says of its data (counts,
     class names, digests), which is all that is known of it where there are no samples.
     """
@@ -58,8 +59,16 @@ class Run:
     def data(self) -> Samples:
         """The samples, or an error that says how to supply them."""
         if self.samples is None:
-            raise InputError("This run was loaded without its data: Run.load(folder, samples=...) supplies it.")
+            raise InputError(self.lacks_images("this"))
         return self.samples
+
+    def lacks_images(self, what: str) -> str:
+        """A sentence for whoever needs the images of a run that has none: what is needed, and how to give it."""
+        alone = "" if self.trace is None else " Its trace alone serves method='path-replay' with depth='head', and removals."
+        return (
+            f"This run was made or loaded without its data, and {what} needs the images. Give them: "
+            f"Run.load(folder, samples=...), recorder.finish(samples=...) or dataclasses.replace(run, samples=...).{alone}"
+        )
 
     @property
     def listed(self) -> Samples:
@@ -73,8 +82,16 @@ class Run:
         return save_run(self, Path(folder))
 
     @classmethod
-    def load(cls, folder: str | Path, samples: Samples | None = None, *, model: nn.Module | None = None) -> Run:
+    def load(
+        cls,
+        folder: str | Path,
+        samples: Samples | None = None,
+        *,
+        model: nn.Module | None = None,
+        loss: LossFunction | None = None,
+        device: str | torch.device | None = None,
+    ) -> Run:
         """Read and verify a folder: see ``fastntk.load_run``."""
         from fastntk.storage.runs import load_run
 
-        return load_run(Path(folder), samples=samples, model=model)
+        return load_run(Path(folder), samples=samples, model=model, loss=loss, device=device)

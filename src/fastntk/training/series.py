@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,16 @@ class Series:
         return {"rows": self.length, "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
+def _halved(rows: Tensor) -> Tensor:
+    """In half precision, a copy; what it cannot hold becomes the largest number that it can."""
+    plain = rows.to(torch.float16, copy=True).contiguous()
+    if not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(rows).all()):
+        most = torch.finfo(torch.float16).max
+        warnings.warn(f"numbers beyond ±{most:g} are recorded as that: half precision holds no more", stacklevel=3)
+        plain = rows.clamp(-most, most).to(torch.float16).contiguous()
+    return plain
+
+
 class SeriesWriter:
     """Appends rows of one shape and dtype, to memory or to ``path``."""
 
@@ -84,22 +95,57 @@ class SeriesWriter:
         self._sha = hashlib.sha256()
         self._stream = None if path is None else path.open("xb")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes so far."""
+        return self._length * math.prod(self._shape) * self._dtype.itemsize
+
     def append(self, rows: Tensor) -> None:
         """Add rows (k, *shape)."""
-        plain = rows.detach().to("cpu", self._dtype, copy=True).contiguous()
-        if self._dtype == torch.float16 and not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(rows).all()):
-            most = torch.finfo(torch.float16).max
-            warnings.warn(f"numbers beyond ±{most:g} are recorded as that: half precision holds no more", stacklevel=2)
-            plain = rows.detach().to("cpu").clamp(-most, most).to(self._dtype).contiguous()
+        plain = rows.detach().cpu()
+        plain = _halved(plain) if self._dtype == torch.float16 else plain.to(self._dtype, copy=True).contiguous()
         if tuple(plain.shape[1:]) != self._shape:
             raise InputError(f"rows of shape {tuple(plain.shape[1:])} for a series of shape {self._shape}")
         self._length += len(plain)
         if self._stream is None:
             self._kept.append(plain)
             return
-        data = plain.numpy().tobytes()
+        self._write(plain)
+
+    def _write(self, rows: Tensor) -> None:
+        data = rows.contiguous().numpy().tobytes()
+        assert self._stream is not None
         self._stream.write(data)
         self._sha.update(data)
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Write all rows anew, as ``change`` makes them from those that are here."""
+        if self._stream is None:
+            self._kept = [change(rows) for rows in self._kept]
+            return
+        self._stream.close()
+        assert self._path is not None
+        before, after = self._path, self._path.with_suffix(".new")
+        old = Series(self._length, self._shape, self._dtype, before)
+        self._sha, self._stream = hashlib.sha256(), after.open("xb")
+        step = max(1, 2**24 // max(1, math.prod(self._shape) * self._dtype.itemsize))
+        for start in range(0, self._length, step):
+            self._write(change(old.read(start, min(start + step, self._length))))
+        self._stream.flush()
+        after.replace(before)
+
+    def narrow(self) -> None:
+        """Go on in half precision, with the rows that are here as well."""
+        if self._dtype == torch.float32:
+            self.replace(lambda rows: _halved(rows))
+            self._dtype = torch.float16
+
+    def discard(self) -> None:
+        """Forget all rows, and remove the file."""
+        self.close()
+        self._kept = []
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def finish(self) -> tuple[Series, str | None]:
         """The series, and the SHA-256 of its file."""

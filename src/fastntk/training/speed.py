@@ -13,7 +13,7 @@ import torch
 
 from fastntk.base.live_bytes import LiveBytes
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.training.loop import batch_loss
 from fastntk.training.network import eval_mode, fast_layout
 from fastntk.training.recipe import Recipe
@@ -37,7 +37,7 @@ def measure_speed(subset: Subset, samples: Samples, recipe: Recipe, *, batch: in
     """Time the tuned subset's own model on the first samples."""
     model = subset.model
     inputs = fast_layout(model, samples.inputs[: max(1, min(batch, recipe.batch_size))])
-    labels = samples.labels[: len(inputs)].to(inputs.device)
+    labels = samples.labels[: len(inputs)].to(device_of(model))
     parameters = list(subset.parameters.values())
 
     def forward(size: int) -> None:
@@ -70,5 +70,7 @@ def best_time(work: Callable[[], object], *, repeats: int) -> float:
     for _ in range(repeats):
         start = time.perf_counter()
         work()
+        if torch.cuda.is_initialized():  # kernels of a GPU are still running when the call returns
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return min(times)

@@ -1,7 +1,7 @@
 """The path of a fine-tuning, recorded while it ran: what ``path-replay`` walks along again without some of the samples.
 
     per visit of a sample   who it was, and the head's input h_i(t) as it was then
-    per step t              which visits, the learning rate, the factor of gradient clipping, the batch gradient of the body g_t
+    per step t              which visits, in which batches; rates, factor of gradient clipping; the gradient of the body g_t
     per epoch               the tuned parameters w before its first step, and at the end
 
 The head's own path is not stored: it follows from the features. What a sample was called and labelled is in it, so that a request
@@ -10,10 +10,13 @@ can be met without the images. In memory or in a folder; how a folder is sealed 
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +25,8 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.base.text import byte_size
 from fastntk.data import Samples
+from fastntk.training.losses import OWN, LossFunction, PathLoss, fingerprint
+from fastntk.training.optimizers import Group
 from fastntk.training.series import Series, SeriesWriter
 from fastntk.tuning import Subset
 
@@ -36,10 +41,15 @@ class TraceFacts:
     """What does not grow with the path. ``body``: tuned parameters outside the head whose gradients are in the trace; ``left``:
     tuned ones that are not (an earlier request left them where they were, or there was no room).
 
-    ``optimizer``: the name of a class of ``torch.optim``; ``options``: its arguments but the rate. ``penalty``: strength of the
-    pull towards the anchor. ``smoothing``: of labels. ``trained``, ``anchor``: digests of the tuned vector at the end and at the
-    start. ``requests``: how many rewrote the path since it was recorded; ``drift``: by how much their predictions missed the
-    network's, added up (mean total variation).
+    ``optimizer``: the name of a class of ``torch.optim``; ``groups``: its groups of parameters with their options. ``penalty``:
+    strength of the pull towards the anchor. ``smoothing``: of labels. ``trained``, ``anchor``: digests of the tuned vector at the
+    end and at the start. ``requests``: how many rewrote the path since it was recorded; ``drift``: by how much their predictions
+    missed the network's, added up (mean total variation).
+
+    ``average``: a step of several batches is the mean of their means ("batch"), or the mean of all their samples ("step").
+    ``max_norm``: the norm to which gradients were clipped, where it is known. ``fingerprint``: of a loss of the user's own.
+    ``buffers``: buffers of the model that moved while it was recorded (statistics of BatchNorm). ``mode``: "recorded" by a loop
+    of the user's, "fit" by a recipe.
     """
 
     classes: int
@@ -49,7 +59,7 @@ class TraceFacts:
     body: tuple[str, ...]
     left: tuple[str, ...]
     optimizer: str
-    options: dict[str, Any]
+    groups: tuple[Group, ...]
     penalty: float
     loss: str
     anchor: str
@@ -57,6 +67,11 @@ class TraceFacts:
     requests: int = 0
     drift: float = 0.0
     smoothing: float = 0.0
+    average: Literal["batch", "step"] = "batch"
+    max_norm: float | None = None
+    fingerprint: tuple[float, ...] | None = None
+    buffers: tuple[str, ...] = ()
+    mode: Literal["fit", "recorded"] = "fit"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -65,7 +80,10 @@ class TraceFacts:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> TraceFacts:
         """The way back from JSON."""
-        return cls(**{**stored, "body": tuple(stored["body"]), "left": tuple(stored["left"])})
+        tuples = {name: tuple(stored[name]) for name in ("body", "left", "buffers")}
+        groups = tuple(Group.from_dict(group) for group in stored["groups"])
+        known = stored["fingerprint"]
+        return cls(**{**stored, **tuples, "groups": groups, "fingerprint": None if known is None else tuple(known)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +91,13 @@ class Trace:
     """A recorded path. ``listed``: ids, labels and class names, with inputs of no pixels. ``samples``: per visit, the position in
     it. ``bounds`` (S + 1,): visits of step t are bounds[t] to bounds[t + 1]; ``epoch_steps`` (E + 1,): the first step of each
     epoch, and the number of steps. ``gradients`` (S, b) and ``weights`` (E + 1, d) are None where there was no room for them.
+
+    ``rates`` (S, G): of each group of the optimiser; ``varying``: further options that changed on the way, (S, G) each, "betas.0"
+    for the first number of one that is a tuple. ``clips`` (S,): what the gradient was multiplied with before the step;
+    ``norms`` (S,): of the gradient of all tuned parameters outside the head. ``targets`` (V, C): soft targets, where there were
+    some.
+    ``parts`` (P + 1,): bounds in the visits of the batches that steps were accumulated from, and their ``shares`` (P,) in the
+    step; None where every step was one batch.
     """
 
     facts: TraceFacts
@@ -86,6 +111,13 @@ class Trace:
     gradients: Series | None
     weights: Series | None
     folder: Path | None = None
+    varying: dict[str, Tensor] = field(default_factory=dict)
+    norms: Tensor | None = None
+    parts: Tensor | None = None
+    shares: Tensor | None = None
+    targets: Series | None = None
+    function: LossFunction | None = None
+    """The loss, where it is a function of the user's own."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What was computed from the trace once and serves every request; gone with it."""
 
@@ -107,14 +139,71 @@ class Trace:
     @property
     def nbytes(self) -> int:
         """Bytes of everything that grows with the path."""
-        small = sum(tensor.nbytes for tensor in (self.bounds, self.rates, self.clips, self.epoch_steps))
-        return small + sum(series.nbytes for series in self.series.values())
+        return sum(tensor.nbytes for tensor in self.small.values()) + sum(series.nbytes for series in self.series.values())
+
+    @property
+    def small(self) -> dict[str, Tensor]:
+        """The parts of a few numbers a step, by name."""
+        parts = {name: getattr(self, name) for name in ("bounds", "rates", "clips", "epoch_steps", "norms", "parts", "shares")}
+        varying = {f"varying.{name}": values for name, values in self.varying.items()}
+        return {name: part for name, part in parts.items() if part is not None} | varying
 
     @property
     def series(self) -> dict[str, Series]:
         """The parts that grow, by name."""
-        parts = {"samples": self.samples, "features": self.features, "gradients": self.gradients, "weights": self.weights}
+        parts = {name: getattr(self, name) for name in ("samples", "features", "gradients", "weights", "targets")}
         return {name: part for name, part in parts.items() if part is not None}
+
+    @cached_property
+    def loss(self) -> PathLoss:
+        """What the training lowered."""
+        return PathLoss(self.facts.loss, self.facts.smoothing, self.function)
+
+    def with_loss(self, function: LossFunction) -> Trace:
+        """The same trace with the user's own loss, which no file holds; refused where its values are others."""
+        facts = self.facts
+        if facts.loss != OWN:
+            return self
+        values = fingerprint(PathLoss(OWN, function=function), facts.classes, soft=self.targets is not None)
+        if facts.fingerprint is None or not torch.allclose(torch.tensor(values), torch.tensor(facts.fingerprint), rtol=1e-5):
+            raise InputError("This is not the loss that the trace was recorded with: it has other values on the same logits.")
+        return dataclasses.replace(self, function=function, memo={})
+
+    def targets_of(self, samples: Tensor, start: int, stop: int) -> Tensor:
+        """What the visits ``start`` to ``stop``, of these samples, were trained towards: labels (B,) or soft targets (B, C)."""
+        return self.listed.labels[samples] if self.targets is None else self.targets.read(start, stop)
+
+    @cached_property
+    def _part_starts(self) -> Tensor | None:
+        """Per step, the first of its batches, (S + 1,)."""
+        return None if self.parts is None else torch.searchsorted(self.parts, self.bounds)
+
+    def parts_of(self, step: int) -> list[tuple[int, int, float]]:
+        """The batches of a step: first and last visit, counted within the step, and share."""
+        start, stop = int(self.bounds[step]), int(self.bounds[step + 1])
+        if self.parts is None or self.shares is None or self._part_starts is None:
+            return [(0, stop - start, 1.0)]
+        numbers = range(int(self._part_starts[step]), int(self._part_starts[step + 1]))
+        return [(int(self.parts[k]) - start, int(self.parts[k + 1]) - start, float(self.shares[k])) for k in numbers]
+
+    def options_at(self, step: int) -> list[dict[str, Any]]:
+        """Options of each group that change on the way, as they are at this step; none where none does."""
+        if not self.varying:
+            return []
+        found: list[dict[str, Any]] = [{} for _ in self.facts.groups]
+        for name, values in self.varying.items():
+            option, _, place = name.partition(".")
+            for number, group in enumerate(self.facts.groups):
+                if option not in group.options:
+                    continue
+                value = float(values[step, number])
+                if place:
+                    numbers = list(found[number].get(option, group.options[option]))
+                    numbers[int(place)] = value
+                    found[number][option] = tuple(numbers)
+                else:
+                    found[number][option] = value
+        return found
 
     @cached_property
     def visited(self) -> Tensor:
@@ -164,68 +253,148 @@ class Trace:
 
 
 class TraceWriter:
-    """Takes a path step by step, in memory or into ``folder``; nothing is kept of one that is never finished."""
+    """Takes a path step by step, in memory or into ``folder``; nothing is kept of one that is never finished.
+
+    ``body``: numbers of the body's gradient; ``soft``: classes of soft targets, 0 where targets are labels.
+    """
 
     def __init__(
-        self, *, features: int, body: int, width: int, dtype: torch.dtype, half: bool, gradients: bool, folder: Path | None = None
+        self,
+        *,
+        features: int,
+        body: int,
+        width: int,
+        dtype: torch.dtype,
+        half: bool,
+        gradients: bool,
+        folder: Path | None = None,
+        soft: int = 0,
     ) -> None:
         def series(name: str, shape: tuple[int, ...], kind: torch.dtype) -> SeriesWriter:
             return SeriesWriter(shape, kind, None if folder is None else folder / f"{name}.bin")
 
         self.folder = folder
-        self._samples = series("samples", (), torch.int32)
-        self._features = series("features", (features,), torch.float16 if half and dtype == torch.float32 else dtype)
-        self._gradients = series("gradients", (body,), dtype) if gradients else None
-        self._weights = series("weights", (width,), dtype) if gradients else None
-        self._bounds, self._rates, self._clips, self._epochs = [0], list[float](), list[float](), list[int]()
+        self._series = {
+            "samples": series("samples", (), torch.int32),
+            "features": series("features", (features,), torch.float16 if half and dtype == torch.float32 else dtype),
+        }
+        if gradients:
+            self._series |= {"gradients": series("gradients", (body,), dtype), "weights": series("weights", (width,), dtype)}
+        if soft:
+            self._series["targets"] = series("targets", (soft,), dtype)
+        self._bounds, self._epochs = [0], list[int]()
+        self._rates, self._clips, self._norms = list[list[float]](), list[float](), list[float]()
+        self._parts, self._shares = [0], list[float]()
 
     @property
     def keeps_gradients(self) -> bool:
         """Whether the body's path is recorded as well."""
-        return self._gradients is not None
+        return "gradients" in self._series
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return len(self._rates)
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of one of the parts that grow, so far."""
+        return self._series[name].nbytes if name in self._series else 0
 
     def epoch(self, weights: Tensor) -> None:
         """A new epoch begins, or the last one is over, at these tuned parameters (d,)."""
-        self._epochs.append(len(self._rates))
-        if self._weights is not None:
-            self._weights.append(weights.unsqueeze(0))
+        self._epochs.append(self.steps)
+        if "weights" in self._series:
+            self._series["weights"].append(weights.unsqueeze(0))
 
-    def step(self, samples: Tensor, features: Tensor, gradient: Tensor | None, *, rate: float, clip: float = 1.0) -> None:
-        """One step of the optimiser: the positions of its samples, the head's inputs, the body's gradient (b,)."""
-        self._samples.append(samples.to(torch.int32))
-        self._features.append(features)
-        if self._gradients is not None:
+    def step(
+        self,
+        samples: Tensor,
+        features: Tensor,
+        gradient: Tensor | None,
+        *,
+        rate: float | Sequence[float],
+        clip: float = 1.0,
+        norm: float = math.nan,
+        parts: Sequence[tuple[int, float]] = (),
+        targets: Tensor | None = None,
+    ) -> None:
+        """One step of the optimiser: the positions of its samples, the head's inputs, the body's gradient (b,).
+
+        ``rate``: one for all groups, or one each. ``norm``: of all the body's gradient. ``parts``: number of samples and share of
+        each batch, where there were several.
+        """
+        self._series["samples"].append(samples.to(torch.int32))
+        self._series["features"].append(features)
+        if "gradients" in self._series:
             assert gradient is not None
-            self._gradients.append(gradient.unsqueeze(0))
+            self._series["gradients"].append(gradient.unsqueeze(0))
+        if "targets" in self._series:
+            assert targets is not None
+            self._series["targets"].append(targets)
         self._bounds.append(self._bounds[-1] + len(samples))
-        self._rates.append(rate)
+        for count, share in parts or ((len(samples), 1.0),):
+            self._parts.append(self._parts[-1] + count)
+            self._shares.append(share)
+        self._rates.append([rate] if isinstance(rate, float) else list(rate))
         self._clips.append(clip)
+        self._norms.append(norm)
 
-    def finish(self, facts: TraceFacts, listed: Samples) -> tuple[Trace, dict[str, str]]:
-        """The trace, and the SHA-256 of each file by name."""
-        parts = {"samples": self._samples, "features": self._features, "gradients": self._gradients, "weights": self._weights}
-        done = {name: writer.finish() for name, writer in parts.items() if writer is not None}
+    def leave_body(self) -> None:
+        """Keep nothing of the body's path after all: there is no room for it."""
+        for name in ("gradients", "weights"):
+            self._series.pop(name).discard()
+
+    def narrow(self) -> None:
+        """Keep the features in half precision from here on, and those that are here already too."""
+        self._series["features"].narrow()
+
+    def finish(
+        self,
+        facts: TraceFacts,
+        listed: Samples,
+        *,
+        relabel: Tensor | None = None,
+        clips: Tensor | None = None,
+        norms: Tensor | None = None,
+        varying: dict[str, Tensor] | None = None,
+        function: LossFunction | None = None,
+    ) -> tuple[Trace, dict[str, str]]:
+        """The trace, and the SHA-256 of each file by name.
+
+        ``relabel``: by the positions that were recorded, those in ``listed``. ``clips``, ``norms`` (S,): where they are known
+        only now.
+        """
+        if relabel is not None:
+            self._series["samples"].replace(lambda positions: relabel[positions.long()].to(torch.int32))
+        done = {name: writer.finish() for name, writer in self._series.items()}
         series: dict[str, Series] = {name: part for name, (part, _) in done.items()}
+        measured = torch.tensor(self._norms, dtype=torch.float64) if norms is None else norms
+        several = len(self._shares) > self.steps or any(share != 1 for share in self._shares)
         trace = Trace(
             facts=facts,
             listed=without_images(listed),
             bounds=torch.tensor(self._bounds),
-            rates=torch.tensor(self._rates, dtype=torch.float64),
-            clips=torch.tensor(self._clips, dtype=torch.float64),
+            rates=torch.tensor(self._rates, dtype=torch.float64).reshape(self.steps, len(facts.groups)),
+            clips=torch.tensor(self._clips, dtype=torch.float64) if clips is None else clips,
             epoch_steps=torch.tensor(self._epochs),
             samples=series["samples"],
             features=series["features"],
             gradients=series.get("gradients"),
             weights=series.get("weights"),
             folder=self.folder,
+            varying=varying or {},
+            norms=None if bool(measured.isnan().any()) or not len(measured) else measured,
+            parts=torch.tensor(self._parts) if several else None,
+            shares=torch.tensor(self._shares, dtype=torch.float64) if several else None,
+            targets=series.get("targets"),
+            function=function,
         )
         return trace, {name: digest for name, (_, digest) in done.items() if digest is not None}
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._samples, self._features, self._gradients, self._weights):
-            if writer is not None:
-                writer.close()
+        for writer in self._series.values():
+            writer.close()
 
 
 def without_images(samples: Samples) -> Samples:

@@ -2,8 +2,8 @@
 
 trace.json      facts, sizes, dtypes and SHA-256 of the files, and a digest of itself
 listed.json     ids, labels and class names
-steps.safetensors   bounds, rates, clipping factors, first steps of the epochs
-samples.bin, features.bin, gradients.bin, weights.bin   row after row
+steps.safetensors   bounds, rates, clipping factors, first steps of the epochs, batches of accumulated steps
+samples.bin, features.bin, gradients.bin, weights.bin, targets.bin   row after row
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastntk.data import Samples
 from fastntk.training.series import DTYPES, Series
 from fastntk.training.trace import Trace, TraceFacts
 
-FORMAT = "fastntk-trace/1"
+FORMAT = "fastntk-trace/2"
 HEADER = "trace.json"
 STEPS = "steps.safetensors"
 LISTED = "listed.json"
@@ -32,7 +32,7 @@ _ADVICE = "Copy it again from where it is whole; without a trace, unlearn by ano
 
 def seal_trace(trace: Trace, folder: Path, digests: dict[str, str]) -> str:
     """Write what completes a folder whose ``.bin`` files are there; returns the digest of ``trace.json``."""
-    small = {name: getattr(trace, name).contiguous() for name in ("bounds", "rates", "clips", "epoch_steps")}
+    small = {name: part.contiguous() for name, part in trace.small.items()}
     listed = trace.listed
     entries = {
         "ids": list(listed.ids),
@@ -99,6 +99,11 @@ def read_trace(folder: Path, *, verify: bool = True) -> Trace:
         gradients=series.get("gradients"),
         weights=series.get("weights"),
         folder=folder,
+        varying={name.removeprefix("varying."): part for name, part in small.items() if name.startswith("varying.")},
+        norms=small.get("norms"),
+        parts=small.get("parts"),
+        shares=small.get("shares"),
+        targets=series.get("targets"),
     )
     _check_counts(trace, folder)
     return trace
@@ -117,7 +122,7 @@ def _header(folder: Path) -> dict[str, Any]:
     if header.get("seal") != json_digest({name: value for name, value in header.items() if name != "seal"}):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
     names = {STEPS, LISTED, "samples.bin", "features.bin"}
-    known = names | {"gradients.bin", "weights.bin"}
+    known = names | {"gradients.bin", "weights.bin", "targets.bin"}
     files = header["files"]
     if not isinstance(files, dict) or not names <= set(files) <= known:
         raise InputError(f"{path} lists other files than a trace has: {listing(sorted(set(files) ^ names))}.")
@@ -136,10 +141,14 @@ def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
 
 def _check_counts(trace: Trace, folder: Path) -> None:
     """Refuse parts that do not fit each other, whoever sealed them."""
-    steps, visits = trace.steps, trace.visits
+    steps, visits, groups = trace.steps, trace.visits, len(trace.facts.groups)
     fits = (
         len(trace.bounds) == steps + 1
         and len(trace.clips) == steps
+        and all(part.shape == (steps, groups) for part in (trace.rates, *trace.varying.values()))
+        and (trace.norms is None or len(trace.norms) == steps)
+        and (trace.targets is None or (len(trace.targets) == visits and trace.targets.shape == (trace.facts.classes,)))
+        and _parts_fit(trace)
         and int(trace.bounds[0]) == 0
         and int(trace.bounds[-1]) == visits == len(trace.features)
         and bool((trace.bounds.diff() >= 0).all())
@@ -152,3 +161,11 @@ def _check_counts(trace: Trace, folder: Path) -> None:
     )
     if not fits:
         raise InputError(f"{folder}: the parts of this trace do not fit each other (steps, visits or samples). {_ADVICE}")
+
+
+def _parts_fit(trace: Trace) -> bool:
+    """Whether the batches of accumulated steps lie within their steps."""
+    if trace.parts is None or trace.shares is None:
+        return trace.parts is None and trace.shares is None
+    inside = bool((trace.parts.diff() >= 0).all()) and bool(torch.isin(trace.bounds, trace.parts).all())
+    return inside and len(trace.shares) == len(trace.parts) - 1 and int(trace.parts[-1]) == trace.visits

@@ -1,7 +1,7 @@
 """The whole recorded path from a trace: at every step the tuned parameters, the gradient of the batch, and where the step led.
 
     body   g_t as it was recorded
-    head   1/B Σ_i r_i h_iᵀ and 1/B Σ_i r_i,    r_i = ∂ℓ/∂f at f_i = W_t h_i + b_t, h_i as recorded
+    head   Σ_i r_i h_iᵀ and Σ_i r_i,    r_i = ∂ of the step's loss by f_i = W_t h_i + b_t, h_i as recorded
     step   w_{t+1} = optimiser( clip_t · g_t + penalty · (w_t − w_0) ) at the recorded rate
 
 Every epoch begins at the parameters that were recorded there, so rounding (and features in half precision) adds up over one epoch
@@ -10,7 +10,7 @@ only. Not for paths without some of the samples: what approximates those is a me
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
-from fastntk.training.losses import loss_residual
-from fastntk.training.optimizers import rebuild
+from fastntk.training.optimizers import Span, StackOptimizer
 from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
 
@@ -38,19 +37,33 @@ class PathStep:
 
 
 class PathOptimizer:
-    """The trace's optimiser on one vector of tuned parameters, ``values`` (d,), from the anchor."""
+    """The trace's optimiser on one vector of tuned parameters, ``values`` (d,), in the subset's order, from the anchor."""
 
-    def __init__(self, trace: Trace, anchor: Tensor) -> None:
-        self.values = anchor.detach().clone()
-        self._anchor, self._penalty = anchor, trace.facts.penalty
+    def __init__(self, trace: Trace, subset: Subset, anchor: Tensor) -> None:
+        self._trace, facts = trace, trace.facts
+        self._stack = anchor.detach().clone().unsqueeze(0)
+        self.values = self._stack[0]
+        self._anchor, self._penalty = anchor, facts.penalty
         self._rates, self._clips = trace.rates.tolist(), trace.clips.tolist()
-        self._optimizer = rebuild(trace.facts.optimizer, trace.facts.options, [self.values])
+        shapes = {name: tuple(parameter.shape) for name, parameter in subset.parameters.items()}
+        spans = [Span(name, part.start, part.stop, shapes[name]) for name, part in subset.slices.items()]
+        self._optimizer = StackOptimizer(facts.optimizer, facts.groups, self._stack, spans)
 
     def step(self, number: int, gradient: Tensor) -> None:
-        """Step ``number`` of the path with this gradient (d,) of the batch's mean loss; its rate, clipping factor and penalty."""
-        self.values.grad = gradient * self._clips[number] + self._penalty * (self.values - self._anchor)
-        self._optimizer.param_groups[0]["lr"] = self._rates[number]
-        self._optimizer.step()
+        """Step ``number`` of the path with this gradient (d,) of the step's loss; its rates, clipping factor and penalty."""
+        total = gradient * self._clips[number] + self._penalty * (self.values - self._anchor)
+        self._optimizer.step(total.unsqueeze(0), self._rates[number], self._trace.options_at(number))
+
+
+def part_weights(trace: Trace, parts: Sequence[tuple[int, int, float]], kept: Tensor) -> Tensor:
+    """What each visit of a step counts for in its loss, (L, B).
+
+    ``kept`` (L, B): 1 for those that take part. The others count for nothing, and their batch is the mean of the rest.
+    """
+    if len(parts) == 1 or trace.facts.average == "step":
+        total = sum(share for _, _, share in parts)
+        return total * kept / kept.sum(1, keepdim=True).clamp_min(1)
+    return torch.cat([share * kept[:, a:b] / kept[:, a:b].sum(1, keepdim=True).clamp_min(1) for a, b, share in parts], dim=1)
 
 
 def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[PathStep]:
@@ -65,8 +78,7 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
     positions = torch.arange(subset.numel)
     body = torch.cat([positions[:0], *(positions[slices[name]] for name in facts.body)])
     fixed = None if facts.head_bias is not None else _fixed_bias(subset, facts.head_weight)
-    path = PathOptimizer(trace, anchor)
-    labels = trace.listed.labels
+    path = PathOptimizer(trace, subset, anchor)
     bounds, epochs = trace.bounds.tolist(), trace.epoch_steps.tolist()
     for epoch in range(trace.epochs):
         path.values.copy_(trace.weights[epoch])
@@ -76,9 +88,11 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
             weights = path.values.clone()
             head = weights[slices[facts.head_weight]].view(facts.classes, facts.features)
             bias = fixed if facts.head_bias is None else weights[slices[facts.head_bias]]
-            outputs = F.linear(features, head, bias)
-            wanted = labels[samples].to(outputs.device)
-            residual = loss_residual(outputs, wanted, facts.loss, smoothing=facts.smoothing) / len(samples)
+            parts = trace.parts_of(number)
+            weights_of = part_weights(trace, parts, features.new_ones(1, len(samples)))
+            outputs = F.linear(features, head, bias).unsqueeze(0)
+            wanted = trace.targets_of(samples, bounds[number], bounds[number + 1]).to(outputs.device)
+            residual = trace.loss.mean_residual(outputs, wanted, weights_of, parts)[0]
             gradient = torch.zeros_like(weights)
             gradient[body] = trace.gradients[number].to(weights)
             gradient[slices[facts.head_weight]] = (residual.T @ features).reshape(-1)

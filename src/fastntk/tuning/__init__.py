@@ -1,4 +1,4 @@
-"""Which parameters are tuned: norm layers, head, prompts, globs, and their union as one vector."""
+"""Which parameters are tuned: norm layers, head, prompts, adapters, globs, and their union as one vector."""
 
 from fastntk.tuning.head import find_head
 from fastntk.tuning.prompts import attach_prompts

@@ -1,40 +1,73 @@
 """From a spec such as ``"norm+head"`` to the tuned parameters; everything else is frozen.
 
 Words: ``norm`` (γ, β of BatchNorm, LayerNorm, GroupNorm), ``head`` (the last linear layer), ``prompts`` (prefix prompts
-in the first blocks of a ViT), ``all``; anything else is a glob over parameter names. ``+`` makes a union.
+in the first blocks of a ViT), ``lora`` (what the active adapter of peft trains, the head apart), ``all``; anything else is a
+glob over parameter names. ``+`` makes a union. Parameters that peft keeps but does not use (``original_module``, adapters that
+are not active) belong to none.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.errors import InputError, listing
+from fastntk.tuning.adapters import adapter_parameters, adapters_of, attach_lora, inside
 from fastntk.tuning.head import find_head
 from fastntk.tuning.prompts import attach_prompts
 from fastntk.tuning.subset import Subset
 
-WORDS = ("norm", "head", "prompts", "all")
+WORDS = ("norm", "head", "prompts", "lora", "all")
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
-def tune(model: nn.Module, spec: str, *, prompt_length: int = 10, prompt_blocks: int = 5, seed: int = 0) -> Subset:
-    """Choose what is tuned, attach prompts if asked, freeze the rest, and return the subset.
+def tune(
+    model: nn.Module,
+    spec: str,
+    *,
+    prompt_length: int = 10,
+    prompt_blocks: int = 5,
+    lora_rank: int | None = None,
+    lora_targets: Sequence[str] | str | None = None,
+    seed: int = 0,
+) -> Subset:
+    """Choose what is tuned, attach prompts or LoRA if asked, freeze the rest, and return the subset.
 
     ``prompt_length`` counts keys and values together, in each of the first ``prompt_blocks`` blocks; ``seed`` draws
     the prompts.
+
+    ``lora`` takes the adapter that you applied with peft. Where the model has none, one is attached in place: rank ``lora_rank``
+    (8) on ``lora_targets``, names as in peft's ``target_modules`` (every linear layer inside attention); ``seed`` draws it, and
+    ``lora+head`` also lists the head in ``modules_to_save``.
     """
     terms = [term.strip() for term in spec.split("+")]
     if not all(terms):
         raise InputError(f"spec {spec!r} has an empty term: write a sum such as 'norm+head'.")
-    # Resolve everything that can fail before the model is touched.
-    names = {name for term in terms if term != "prompts" for name in _names(model, term)}
-    if "prompts" in terms:
-        names |= set(attach_prompts(model, length=prompt_length, blocks=prompt_blocks, seed=seed))
-    if "all" in terms:
-        names = {name for name, _ in model.named_parameters()}
+    adapted = bool(adapters_of(model))
+    if adapted and (lora_rank, lora_targets) != (None, None):
+        raise InputError(
+            "The model has an adapter already, which 'lora' takes as it is: leave out lora_rank and lora_targets, or build the "
+            "model again."
+        )
+
+    def attach(target: nn.Module) -> set[str]:
+        if "lora" in terms and not adapted:
+            head = find_head(target)[0] if "head" in terms else None
+            attach_lora(target, rank=lora_rank, targets=lora_targets, head=head, seed=seed)
+        # Resolve everything that can fail before prompts are attached.
+        names = {name for term in terms if term != "prompts" for name in _names(target, term)}
+        if "prompts" in terms:
+            names |= set(attach_prompts(target, length=prompt_length, blocks=prompt_blocks, seed=seed))
+            names |= set(_names(target, "all")) if "all" in terms else set()
+        return names
+
+    if "lora" in terms and not adapted:
+        attach(copy.deepcopy(model))  # whatever fails should leave no adapter behind
+    names = attach(model)
     subset = Subset(model, names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
@@ -42,14 +75,16 @@ def tune(model: nn.Module, spec: str, *, prompt_length: int = 10, prompt_blocks:
 
 
 def _names(model: nn.Module, term: str) -> list[str]:
-    every = [name for name, _ in model.named_parameters()]
+    idle = adapters_of(model).idle
+    every = [name for name, _ in model.named_parameters() if not inside(name, idle)]
     if term == "all":
         return every
     if term == "head":
-        prefix, _ = find_head(model)
-        return [name for name in every if name.rpartition(".")[0] == prefix]
+        return _in_module(every, find_head(model)[0])
+    if term == "lora":
+        return _adapter_names(model)
     if term == "norm":
-        return _norm_names(model)
+        return [name for name in _norm_names(model) if name in every]
     matches = [name for name in every if fnmatchcase(name, term)]
     if not matches:
         raise InputError(
@@ -57,6 +92,20 @@ def _names(model: nn.Module, term: str) -> list[str]:
             f"Names of this model: {listing(every)}."
         )
     return matches
+
+
+def _in_module(names: list[str], module: str) -> list[str]:
+    return [name for name in names if name.rpartition(".")[0] == module]
+
+
+def _adapter_names(model: nn.Module) -> list[str]:
+    """What the active adapter trains, without the head, which has a word of its own."""
+    names = adapter_parameters(model)
+    try:
+        head = _in_module(names, find_head(model)[0])
+    except InputError:  # no head, or one that carries an adapter, whose parameters belong here
+        return names
+    return [name for name in names if name not in head]
 
 
 def _norm_names(model: nn.Module) -> list[str]:

@@ -82,5 +82,5 @@ def _check(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str | Path)
         reasons = [f"{what}: {listing(names)}" for what, names in (("unknown names", absent), ("other shapes", shapes)) if names]
         raise InputError(
             f"{path} does not fit this {type(model).__name__}; {'; '.join(reasons)}. Build the model as it was for "
-            "fine-tuning: the same architecture, image size and number of classes."
+            "fine-tuning: the same architecture, image size, number of classes and, with peft, the same adapter."
         )

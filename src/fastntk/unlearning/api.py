@@ -16,23 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastntk.base.device import with_float64
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
-from fastntk.planning import Plan, Problem, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
-from fastntk.planning.problem import Rows, TraceSizes
+from fastntk.models import device_of
+from fastntk.planning import Plan, Problem, Route, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
+from fastntk.planning.problem import Rows, TraceSizes, without_images
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.tangent.on_disk import bytes_on_disk
-from fastntk.training.network import working_copy
+from fastntk.training.network import check_precision, working_copy
 from fastntk.training.run import Run
+from fastntk.unlearning.baselines.own_training import function_name
 from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of, trace_of
 from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
 
 Names = Sequence[int | str] | None
+RETURNED = "As the training function returned them, with the rest of the model."
 
 
 def unlearn(
@@ -96,7 +100,7 @@ def plan(
 
 
 def _compared(run: Run) -> list[str]:
-    return [*(["path-replay"] if run.trace is not None else []), *(with_rows() if run.samples is not None else [])]
+    return [*(["path-replay"] if run.trace is not None else []), *with_rows()]
 
 
 def with_rows() -> list[str]:
@@ -123,17 +127,25 @@ class Job:
         """What is about to happen, what it takes, and what Retrain would take: name and value, for people."""
         run, split, retrain = self.task.run, self.task.split, self.plan.retrain_seconds
         route = self.plan.route(self.method.name)
-        words = [self.method.name, *(f"{name} {value}" for name, value in self.options.items() if name != "scratch")]
+        words = [self.method.name, *(f"{name} {value}" for name, value in self._named_options().items())]
         memory = f", {byte_size(route.memory)} of memory" if route.memory else ""
-        beside = "no recipe is recorded, so Retrain's time is not known" if retrain is None else f"Retrain {duration(retrain)}"
+        if retrain is None:
+            beside = "no recipe is recorded, so Retrain's time is not known"
+        else:
+            beside = f"Retrain {duration(retrain)}" if math.isfinite(retrain) else "Retrain's is not known without images"
         estimate = f"{duration(route.seconds)}, from a short calibration ({beside})"
         return {
             "request": f"forget {len(split.forget):,} of {len(run.listed):,} samples",
             "method": ", ".join(words),
             "tuned": f"{run.subset.numel:,} parameters, {run.listed.num_classes} classes",
             "route": route.name.partition(": ")[2] + memory,
-            "estimate": estimate if math.isfinite(route.seconds) else "not measured: there are no images",
+            "estimate": estimate if math.isfinite(route.seconds) else f"not known ({route.solver})",
         }
+
+    def _named_options(self) -> dict[str, Any]:
+        """The options for people and records: folders and functions by name."""
+        named = {name: value for name, value in self.options.items() if name != "scratch"}  # holds nothing any more
+        return {name: _named(value) for name, value in named.items()}
 
     def execute(self) -> Unlearned:
         """Do it."""
@@ -143,22 +155,20 @@ class Job:
         for_rows = ROW_OPTIONS if "rows" in self.method.needs else ()
         own = {name: value for name, value in self.options.items() if name not in for_rows}
         outcome = self.method.run(task, **own)
-        model = working_copy(origin)
+        vector = outcome.vector.to(origin.anchor.device)
+        model = working_copy(origin) if outcome.model is None else outcome.model
         model.train(origin.model.training)
-        origin.subset.on(model).set(outcome.vector)
+        origin.subset.on(model).set(vector)
         details = {
             "method": self.method.name,
+            "devices": _devices(origin, self.method),
             "method_because": self.because,
             "summary": self.method.summary,
-            "options": {
-                name: str(value) if isinstance(value, Path) else value
-                for name, value in self.options.items()
-                if name != "scratch"  # a folder of this machine that holds nothing any more
-            },
+            "options": self._named_options(),
             "request": _request_details(origin, task.split, self.previous),
             **outcome.details,
-            **renew_statistics(origin, model, task.split),
-            "outside_subset": outside_report(origin),
+            **(renew_statistics(origin, model, task.split) if outcome.model is None else {"batch_norm_statistics": RETURNED}),
+            "outside_subset": outside_report(origin) if outcome.model is None else {"status": "retrained", "message": RETURNED},
             "seconds": task.stages | {"total": time.perf_counter() - started},
             "peak_memory_bytes": _peak_memory(),
         }
@@ -166,7 +176,7 @@ class Job:
         return Unlearned(
             run=origin,
             model=model,
-            delta=outcome.vector - start,
+            delta=vector - start,
             method=self.method.name,
             split=task.split,
             seconds=time.perf_counter() - started,
@@ -195,6 +205,7 @@ def prepare(
     previous = run if isinstance(run, Unlearned) else None
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
+    check_precision(origin.subset.parameters.items())
     because = "it was asked for"
     if method is None:
         method, because = _planned_method(plan) if plan is not None else default_method(origin)
@@ -202,9 +213,12 @@ def prepare(
     asked = chosen.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
     started = time.perf_counter()
     split = _resolve(origin, previous, classes, ids) if split is None else split
-    if "recipe" in chosen.needs:
+    needed = chosen.needed(asked)
+    if "recipe" in needed:
         recipe_of(origin)
-    if "trace" in chosen.needs:
+    if "images" in needed and origin.samples is None:
+        raise InputError(origin.lacks_images(f"method {chosen.name!r}"))
+    if "trace" in needed:
         trace_of(origin).check(origin.subset, origin.anchor, origin.samples)  # weights may have been written to since
     known = linearisation or (previous.linearisation if previous else None)
     rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
@@ -266,10 +280,10 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
     The engine is made only where a method needs it.
     """
     run, rows = task.run, task.row_options
-    engine = task.engine if any({"rows", "engine"} & method.needs for method in methods) else None
+    blind = {method for method, options in methods.items() if run.samples is None and "images" in method.needed(options)}
+    engine = task.engine if any({"rows", "engine"} & method.needs for method in methods if method not in blind) else None
     sizes = sizes_of(run, task.split, engine, chunk=rows.chunk)
     started = time.perf_counter()
-    measured = measured and run.samples is not None
     speed = calibrate(run, engine, chunk=sizes.chunk) if measured else uncalibrated(engine, run.listed.inputs)
     calibrating = time.perf_counter() - started if measured else 0.0
     memory = memory_allowed(rows.memory_budget)
@@ -293,11 +307,14 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
             trace=None if run.trace is None else TraceSizes.of(run.trace),
         )
 
+    def routes(method: Method, options: dict[str, Any]) -> Sequence[Route]:
+        return [without_images(method.name)] if method in blind else method.cost(problem(method, options))
+
     retrain = find_method("retrain")
     plan = make_plan(
         sizes,
         speed,
-        [route for method, options in methods.items() for route in method.cost(problem(method, options))],
+        [route for method, options in methods.items() for route in routes(method, options)],
         memory=memory,
         disk=disk_budget(rows.disk_budget, rows.folder or rows.scratch),
         retrain_seconds=None if run.recipe is None else retrain.cost(problem(retrain, {}))[0].seconds,
@@ -350,6 +367,25 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict
         "ids_digest": run.listed.subset(split.forget).ids_digest() if len(split.forget) else None,
         "chained": previous is not None,
     }
+
+
+def _named(value: Any) -> Any:
+    """A JSON-able value of an option."""
+    return str(value) if isinstance(value, Path) else function_name(value) if callable(value) else value
+
+
+def _devices(run: Run, method: Method) -> dict[str, str]:
+    """Where what is done: the network on its own device; stored rows, traces and what is computed with them on the CPU."""
+    network = device_of(run.model)
+    if "rows" in method.needs:
+        sums = with_float64(network)
+        return {
+            "network": str(network),
+            "stored rows": "cpu",
+            "sums of streamed rows": f"float64 on {sums}",
+            "solves": "float64 on cpu",
+        }
+    return {"network": str(network)} | ({"replay": "cpu"} if method.name == "path-replay" else {})
 
 
 def _peak_memory() -> int:

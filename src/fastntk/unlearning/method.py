@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Split
@@ -26,9 +26,9 @@ from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 
-Need = Literal["recipe", "rows", "engine", "trace"]
+Need = Literal["recipe", "rows", "engine", "trace", "images"]
 """``recipe``: how the run was trained; ``rows``: the linearisation; ``engine``: gradients of single samples; ``trace``: the
-recorded path of the fine-tuning."""
+recorded path of the fine-tuning; ``images``: the run's samples."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Outcome:
     details: dict[str, Any]
     trace: Trace | None = None
     """The path to it, retained samples only, where the method walked one."""
+    model: nn.Module | None = None
+    """A model of its own that has this vector, where more than the vector is new."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ ROW_OPTIONS = tuple(option.name for option in fields(RowOptions))
 def recipe_of(run: Run) -> Recipe:
     """The run's recipe, or an error that says what to do without one."""
     if run.recipe is None:
+        other = "'fast-ntk', which needs only the anchor" if run.trace is None else "'path-replay', which walks along its trace"
         raise InputError(
             "This method replays the run's recipe, and the run has none. Give it: Run(..., recipe=Recipe(...)) with the "
-            "settings the model was fine-tuned with; or use method='fast-ntk', which needs only the anchor."
+            f"settings the model was fine-tuned with; or use method={other}. A Retrain can be made by a training function of "
+            "your own: method='retrain', retrain=function."
         )
     return run.recipe
 
@@ -158,6 +162,7 @@ class Method:
     """``run(task, *, option=default, …)`` computes the new tuned vector on copies; ``cost(problem)`` names its routes in order of
     preference. ``summary`` completes the sentence "It was unlearned by …"; ``search_space``: values of options to try when it is
     tuned as a baseline (none: it is not). ``survey(run, options)``: what its cost has to know of the run besides counts.
+    ``spared(options)``: which of its needs these options make unnecessary.
     """
 
     name: str
@@ -167,6 +172,11 @@ class Method:
     needs: frozenset[Need] = frozenset()
     search_space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     survey: Callable[[Run, dict[str, Any]], Any] | None = None
+    spared: Callable[[Mapping[str, Any]], frozenset[Need]] | None = None
+
+    def needed(self, options: Mapping[str, Any]) -> frozenset[Need]:
+        """What it needs with these options."""
+        return self.needs if self.spared is None else self.needs - self.spared(self.filled(options))
 
     @cached_property
     def options(self) -> dict[str, Option]:

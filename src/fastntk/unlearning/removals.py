@@ -143,7 +143,7 @@ def removals(
         keep = torch.ones(len(part), len(trace.listed), dtype=torch.bool)
         for row, group in zip(keep, part):
             row[positions[group]] = False
-        lanes = replay(trace, anchor, keep, motion=motion).lanes
+        lanes = replay(trace, anchor, keep, spans=columns.spans, motion=motion).lanes
         for lane, group in enumerate(part, start=1):
             watch = _watched(trace, positions[group], last[positions[group]])
             before, after = (

@@ -17,6 +17,7 @@ from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples, Split
 from fastntk.models import card_of, logits
 from fastntk.training.run import Run
+from fastntk.tuning.adapters import adapters_of, backbone_names, inside
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -30,14 +31,17 @@ def outside_report(run: Run) -> dict[str, Any]:
             "message": "Nothing is known of the pre-trained weights, so influence of the forgotten samples may remain "
             "in the weights outside the tuned subset.",
         }
-    tuned = set(run.subset.names)
+    tuned, adapters = set(run.subset.names), adapters_of(run.model)
+    before = backbone_names(run.model)
     changed = [
         name
         for name, tensor in run.model.state_dict().items()
         if name not in tuned
         and name.rpartition(".")[2] not in STATISTICS
-        and name in card.fingerprint
-        and tensor_digest(tensor) != card.fingerprint[name]
+        and (
+            inside(name, (*adapters.trained, *adapters.copies))
+            or (name in before and before[name] in card.fingerprint and tensor_digest(tensor) != card.fingerprint[before[name]])
+        )
     ]
     if changed:
         return {
@@ -59,10 +63,11 @@ def statistics_updated(run: Run) -> bool | None:
     card = card_of(run.model)
     if card is None or not card.fingerprint:
         return None
+    state = run.model.state_dict()
     return any(
-        tensor_digest(tensor) != card.fingerprint[name]
-        for name, tensor in run.model.state_dict().items()
-        if name.endswith(("running_mean", "running_var")) and name in card.fingerprint
+        tensor_digest(state[name]) != card.fingerprint[before]
+        for name, before in backbone_names(run.model).items()
+        if name.endswith(("running_mean", "running_var")) and before in card.fingerprint
     )
 
 
@@ -72,6 +77,9 @@ def renew_statistics(run: Run, model: nn.Module, split: Split) -> dict[str, Any]
     if not updated:
         known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
         return {"batch_norm_statistics": known}
+    if run.samples is None:
+        kept = "left as they are, for estimating them anew needs the images; they may remember the forgotten samples"
+        return {"batch_norm_statistics": kept}
     retained = run.data.subset(split.retain)
     estimate_statistics(model, retained)
     return {"batch_norm_statistics": "estimated anew from the retained samples", "samples": len(retained)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fastntk.base.errors import InputError
 from fastntk.data import Samples, Split
 from fastntk.training.network import accuracy_on
 from fastntk.training.run import Run
@@ -64,6 +65,8 @@ class Unlearned:
 
     def accuracies(self) -> dict[str, dict[str, float]]:
         """Accuracy ``before`` and ``after`` on the ``retain`` and the ``forget`` set, as fractions."""
+        if self.run.samples is None:
+            raise InputError(self.run.lacks_images("an accuracy"))
         return {
             name: {"before": accuracy_on(self.run.model, samples), "after": accuracy_on(self.model, samples)}
             for name, samples in (("retain", self.retained), ("forget", self.forgotten))

@@ -33,11 +33,11 @@ def amnesiac(
     if not len(task.split.forget):
         return unmoved(task, options)
     trace, run = task.trace, task.run
-    theta = run.subset.get()
+    theta = run.subset.get().cpu()
     taken_back, count = torch.zeros_like(theta, dtype=torch.float64), 0
     for step in track(recorded_path(trace, run.subset, run.anchor), "taking back updates", total=trace.steps):
         if not bool(task.keep[step.samples].all()):
-            taken_back += step.after.double() - step.weights.double()
+            taken_back += step.after.cpu().double() - step.weights.cpu().double()
             count += 1
     vector = theta - taken_back.to(theta)
     details = options | {"batches": trace.steps, "taken_back": count, "share_taken_back": count / max(trace.steps, 1)}
@@ -66,6 +66,7 @@ METHOD = Method(
     summary="taking back the recorded updates of all batches that held forgotten samples, and training on the retained ones",
     run=amnesiac,
     cost=_cost,
-    needs=frozenset({"trace"}),
+    needs=frozenset({"trace", "images"}),
+    spared=lambda options: frozenset() if options["epochs"] else frozenset({"images"}),
     search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2), "epochs": (0, 1, 2, 5, 10)},
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.base.progress import track
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import without_recipe, without_trace
 from fastntk.training.loop import batch_loss
@@ -53,7 +53,7 @@ def replayed(task: Task, *, period: int, burn_in: int, history: int) -> tuple[Te
     run, trace = task.run, task.trace
     network = _Gradients(task)
     pairs = History(history)
-    new = PathOptimizer(trace, run.anchor)
+    new = PathOptimizer(trace, run.subset, run.anchor)
     counts = {"steps": trace.steps, "computed": 0, "guessed": 0, "fell_back": 0, "skipped": 0}
     for step in track(recorded_path(trace, run.subset, run.anchor), "deltagrad", total=trace.steps):
         kept = task.keep[step.samples]
@@ -96,7 +96,7 @@ class _Gradients:
         self._model = working_copy(task.run)
         self._subset = task.run.subset.on(self._model)
         self._smoothing = task.trace.facts.smoothing
-        self._inputs, self._labels = fast_layout(self._model, data.inputs), data.labels.to(data.inputs.device)
+        self._inputs, self._labels = fast_layout(self._model, data.inputs), data.labels.to(device_of(self._model))
 
     def mean(self, batch: Tensor, vector: Tensor) -> Tensor:
         """∇ of the mean loss of these samples at these tuned parameters, (d,)."""
@@ -129,6 +129,6 @@ METHOD = Method(
     summary="the recorded training again without the forgotten samples, most of its gradients approximated by L-BFGS",
     run=deltagrad,
     cost=_cost,
-    needs=frozenset({"trace", "recipe"}),
+    needs=frozenset({"trace", "recipe", "images"}),
     search_space={"period": (2, 3, 5, 10), "burn_in": (10, 20, 50, 100), "history": (1, 2, 5)},
 )

@@ -44,5 +44,6 @@ METHOD = Method(
     summary="further training on the retained samples alone",
     run=fine_tune,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
 )

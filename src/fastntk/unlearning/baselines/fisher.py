@@ -29,8 +29,8 @@ def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0)
         return unmoved(task, options)
     diagonal = fisher_diagonal(task, task.split.retain, description="Fisher of the retained samples")
     deviation = noise_deviation(diagonal, alpha=alpha, clip=clip)
-    noise = torch.randn(len(diagonal), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(deviation.device)
-    theta = task.run.subset.get()
+    noise = torch.randn(len(diagonal), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    theta = task.run.subset.get().cpu()
     details = {"mean_deviation": float(deviation.mean()), "clipped": int((deviation >= clip).sum())}
     return Outcome(theta + (deviation * noise).to(theta), options | details)
 
@@ -49,6 +49,6 @@ METHOD = Method(
     summary="noise on the parameters, most where the retained samples need them least",
     run=fisher,
     cost=_cost,
-    needs=frozenset({"engine"}),
+    needs=frozenset({"engine", "images"}),
     search_space={"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
 )

@@ -56,5 +56,6 @@ METHOD = Method(
     summary="training that lowers the loss of the retained samples and raises that of the forgotten ones",
     run=neggrad_plus,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
 )

@@ -16,7 +16,7 @@ from torch import nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.planning import Problem, Route
 from fastntk.training.network import eval_mode, fast_layout, predict, working_copy
 from fastntk.training.step import Stepper
@@ -86,7 +86,7 @@ def push_away(
                 wanted = labels[batch]
                 if random_labels:
                     wanted = (wanted + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
-                loss = F.cross_entropy(logits(model, inputs[batch]), wanted)
+                loss = F.cross_entropy(logits(model, inputs[batch]), wanted.to(device_of(model)))
                 stepper.step(loss if random_labels else -loss)
             taken += 1
             if epochs is None and not bool((predict(model, inputs).argmax(1) == labels).any()):
@@ -113,6 +113,7 @@ MAX_LOSS = Method(
     summary="ascent of the forgotten samples' loss",
     run=max_loss,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
 )
 RANDOM_LABEL = Method(
@@ -120,5 +121,6 @@ RANDOM_LABEL = Method(
     summary="training on the forgotten samples under random other labels",
     run=random_label,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
 )

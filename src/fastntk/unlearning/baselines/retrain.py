@@ -1,11 +1,13 @@
 """``retrain``: the reference everything is compared with, and ``full``: nothing done, the other end of every comparison.
 
-The run's recipe from its anchor, without the forgotten samples, in the run's own batch order.
+The run's recipe from its anchor, without the forgotten samples, in the run's own batch order; or the user's own training, where
+a function is given (:mod:`fastntk.unlearning.baselines.own_training`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch import Tensor, nn
 
@@ -16,15 +18,26 @@ from fastntk.training.fitting import train
 from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
+from fastntk.unlearning.baselines.own_training import Retrainer, function_name, own_seed, train_own
 from fastntk.unlearning.method import Method, Outcome, Task
 
 
-def retrain(task: Task, *, seed: int | None = None) -> Outcome:
-    """The reference: from the anchor, with the run's recipe, without the forgotten samples."""
+def retrain(task: Task, *, seed: int | None = None, retrain: Retrainer | None = None) -> Outcome:
+    """The reference: from the anchor, with the run's recipe, without the forgotten samples; or by ``retrain(keep_ids, seed)``."""
+    if retrain is not None:
+        return _by_own_training(task, retrain, seed=own_seed(task.run) if seed is None else seed)
     work = working_copy(task.run)
     subset = task.run.subset.on(work)
     history = retrain_in_place(work, subset, task.run.anchor, task.run.data, task.keep, task.recipe, seed=seed)
     return Outcome(subset.get(), {"seed": task.recipe.seed if seed is None else seed, "final": history[-1:]})
+
+
+def _by_own_training(task: Task, function: Retrainer, *, seed: int) -> Outcome:
+    ids = task.run.listed.ids
+    returned = train_own(task.run, function, [ids[i] for i in task.split.retain.tolist()], seed=seed)
+    details = {"seed": seed, "retrained_by": function_name(function), "changed_outside": len(returned.outside)}
+    vector = task.run.subset.on(returned.model).get()
+    return Outcome(vector, details, model=returned.model if returned.whole else None)
 
 
 def full(task: Task) -> Outcome:
@@ -50,6 +63,8 @@ def retrain_in_place(
 
 def _cost(problem: Problem) -> list[Route]:
     recipe = problem.recipe
+    if problem.options["retrain"] is not None:
+        return [Route(problem.method, "none", "your own training", math.nan, bounded=False)]
     if recipe is None:
         return [without_recipe(problem.passes(0, batch=1))]
     return [problem.passes(recipe.epochs * problem.sizes.retain, batch=recipe.batch_size)]
@@ -60,7 +75,8 @@ RETRAIN = Method(
     summary="fine-tuning again from the start without the forgotten samples",
     run=retrain,
     cost=_cost,
-    needs=frozenset({"recipe"}),
+    needs=frozenset({"recipe", "images"}),
+    spared=lambda options: frozenset({"recipe", "images"}) if options["retrain"] is not None else frozenset(),
 )
 FULL = Method(
     name="full",

@@ -86,5 +86,6 @@ METHOD = Method(
     summary="random labels for the forgotten samples, on the parameters that matter most to them",
     run=salun,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
 )

@@ -49,7 +49,7 @@ def scrub(
     retain, forget = task.split.retain, task.split.forget
     steps = epochs * math.ceil(len(retain) / batch_size) + min(max_epochs, epochs) * math.ceil(len(forget) / batch_size)
     descent = Descent(task, lr=lr, schedule=schedule, steps=steps, seed=seed)
-    teacher = torch.log_softmax(predict(task.run.model, task.run.data.inputs), 1)
+    teacher = torch.log_softmax(predict(task.run.model, task.run.data.inputs), 1).to(descent.labels.device)
     for epoch in track(range(epochs), "scrub"):
         if epoch < max_epochs:
             for batch in batches(forget, batch_size, descent.forget_draws):
@@ -80,5 +80,6 @@ METHOD = Method(
     summary="a student that leaves its teacher on the forgotten samples and stays with it on the others",
     run=scrub,
     cost=_cost,
+    needs=frozenset({"images"}),
     search_space={"alpha": (0.0, 0.1, 0.5), "max_epochs": (1, 2, 3), "lr": RATES},
 )

@@ -36,10 +36,10 @@ def ssd(task: Task, *, alpha: float = 1.5, dampening: float = 1.0, towards: Towa
     on_forget = loss_importance(task, forget, description="importance on the forgotten samples")
     on_retain = loss_importance(task, retain, description="importance on the retained samples")
     on_all = (len(forget) * on_forget + len(retain) * on_retain) / (len(forget) + len(retain))
-    theta = task.run.subset.get()
+    theta = task.run.subset.get().cpu()
     chosen = on_forget > alpha * on_all
     factor = torch.where(chosen, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
-    target = task.run.anchor if towards == "anchor" else torch.zeros_like(theta)
+    target = task.run.anchor.cpu() if towards == "anchor" else torch.zeros_like(theta)
     vector = torch.where(factor < 1, target + factor.to(theta) * (theta - target), theta)
     details = {
         "dampened": int((factor < 1).sum()),
@@ -59,6 +59,6 @@ METHOD = Method(
     summary="dampening of the parameters that matter more to the forgotten samples than to all",
     run=ssd,
     cost=_cost,
-    needs=frozenset({"engine"}),
+    needs=frozenset({"engine", "images"}),
     search_space={"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
 )

@@ -60,5 +60,5 @@ METHOD = Method(
     summary="one computed step of the tuned weights, from a linear model of the network",
     run=fast_ntk,
     cost=cost,
-    needs=frozenset({"rows"}),
+    needs=frozenset({"rows", "images"}),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from typing import Any
 
 from fastntk.training.trace import Trace
@@ -13,13 +14,15 @@ from fastntk.unlearning.update import RETRAIN, prediction_error
 
 MISS = 0.05
 """How far the replay of all samples may end from the trained weights, over the fine-tuning's own length."""
+WHOLE = 0.5
+"""Share of all the model's weights that may be trained and left where they are."""
 CHECKED = 64
 """Samples of each set on which the network is asked whether it does what the replay said."""
 
 
 def _replay_miss(walker: Walker, walk: Walk) -> float:
     """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
-    theta, origin = walker.run.subset.get(), walker.run.anchor
+    theta, origin = walker.run.subset.get().cpu(), walker.run.anchor.cpu()
     columns = walk.columns
     ended = theta.clone()
     ended[columns.head] = walk.lanes.head[0].reshape(-1)
@@ -30,6 +33,16 @@ def _replay_miss(walker: Walker, walk: Walk) -> float:
     return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
 
 
+def _left_share(walker: Walker, walk: Walk) -> float:
+    """Of all the model's weights, those that were trained and are left on their recorded path; 0 for an empty request."""
+    if not len(walker.split.forget):
+        return 0.0
+    facts = walker.trace.facts
+    moved = {facts.head_weight, facts.head_bias, *walk.names}
+    left = sum(parameter.numel() for name, parameter in walker.run.subset.parameters.items() if name not in moved)
+    return left / sum(parameter.numel() for parameter in walker.run.model.parameters())
+
+
 def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
     """Does the trace lead to the trained weights, does the network do what the replay said, do errors of requests in a row
     add up? Returns the new trace, what is known of the chain, and the verdict."""
@@ -37,7 +50,17 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     reasons = []
     if miss > MISS:
         reasons.append(f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way")
-    evidence: dict[str, Any] = {"replay_miss": miss, "thresholds": {"replay_miss": MISS, "retrain": RETRAIN}}
+    kept = _left_share(walker, walk)
+    evidence: dict[str, Any] = {"replay_miss": miss, "left_share": kept}
+    evidence["thresholds"] = {"replay_miss": MISS, "retrain": RETRAIN, "left_share": WHOLE}
+    if kept > WHOLE:
+        reasons.insert(
+            0,
+            f"{100 * kept:.0f} % of the model's weights were trained and stay as they are, with what they learnt of the "
+            "forgotten samples: after full fine-tuning the head alone forgets little. Go deeper (depth=1, 2, …, 'all'), or "
+            "train again",
+        )
+        warnings.warn(f"path-replay: {reasons[0]}.", stacklevel=2)
     drift = walker.trace.facts.drift
     if walk.size.depth and validate and walker.run.samples is not None:
         started = time.perf_counter()

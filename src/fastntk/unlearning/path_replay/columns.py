@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastntk.training.optimizers import Span
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.replay import Lanes
@@ -16,12 +17,13 @@ from fastntk.unlearning.path_replay.replay import Lanes
 @dataclass(frozen=True, eq=False)
 class Columns:
     """Positions in the tuned vector (d,) of the head's weight (C·H,), its bias (C,) and the body's moving part (m,); ``inside``:
-    positions of that part in the trace's gradients."""
+    positions of that part in the trace's gradients. ``spans``: where each parameter lies in head, bias and body side by side."""
 
     head: Tensor
     bias: Tensor | None
     body: Tensor
     inside: Tensor
+    spans: tuple[Span, ...]
 
     def anchor(self, run: Run, trace: Trace) -> dict[str, Tensor]:
         """The parts of the run's anchor that a replay starts from."""
@@ -45,7 +47,12 @@ class Columns:
 
 def columns_of(run: Run, trace: Trace, moving: Sequence[str] = ()) -> Columns:
     """For a depth whose parameters are ``moving``, all of them with gradients in the trace."""
-    facts, slices = trace.facts, run.subset.slices
+    facts, slices, shapes = trace.facts, run.subset.slices, run.subset.parameters
+    spans: list[Span] = []
+    for name in (facts.head_weight, facts.head_bias, *(name for name in facts.body if name in moving)):
+        if name is not None:
+            start = spans[-1].stop if spans else 0
+            spans.append(Span(name, start, start + shapes[name].numel(), tuple(shapes[name].shape)))
 
     def span(name: str) -> Tensor:
         return torch.arange(slices[name].start, slices[name].stop)
@@ -62,4 +69,5 @@ def columns_of(run: Run, trace: Trace, moving: Sequence[str] = ()) -> Columns:
         bias=None if facts.head_bias is None else span(facts.head_bias),
         body=torch.cat([empty, *(span(name) for name in facts.body if name in moving)]),
         inside=torch.cat(inside),
+        spans=tuple(spans),
     )

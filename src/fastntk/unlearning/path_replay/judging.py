@@ -79,7 +79,7 @@ def noise(run: Run, trace: Trace, watch: Watched, keep: Tensor) -> dict[str, flo
         def order(epoch: int, visits: int, shuffle: int = shuffle) -> Tensor:
             return torch.from_numpy(np.random.default_rng([shuffle, epoch]).permutation(visits))
 
-        lanes = replay(trace, anchor, keep.unsqueeze(0), order=order, description="noise of seeds").lanes
+        lanes = replay(trace, anchor, keep.unsqueeze(0), spans=columns.spans, order=order, description="noise of seeds").lanes
         known.append(predicted(watch, lanes, 1, step=trace.steps, motion=None, constant=anchor.get("constant")))
     pairs = [change(known[i], known[j], watch) for i in range(SHUFFLES) for j in range(i)]
     return {name: sum(pair[name] for pair in pairs) / len(pairs) for name in pairs[0]}

@@ -22,9 +22,7 @@ from fastntk.tangent.blocks import Block, blocks
 from fastntk.tangent.guards import HANDFUL, check_inputs, check_mode, check_outputs, check_rows
 from fastntk.tangent.in_memory import rows_in_memory
 from fastntk.tangent.on_disk import rows_in_scratch
-from fastntk.training.loop import batch_loss
 from fastntk.training.network import check_samples, fast_copy, fast_layout
-from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.columns import columns_of
@@ -76,7 +74,7 @@ class PathNetwork:
             image = self.run.data.inputs[:1]
             forward = self._operations(lambda: self.engine.outputs(image))
             vector = self.run.subset.get()
-            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long)))
+            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long), None))
             costs = [0.0]
             for depth in range(1, len(self.blocks) + 1):
                 engine = self._engine(depth)
@@ -184,7 +182,7 @@ class PathNetwork:
         return lift
 
     def features(self, vector: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector."""
+        """Logits (k, C) and true features (k, H) of the samples at these positions, with this tuned vector, on the CPU."""
         inputs = self.run.data.inputs if positions is None else self.run.data.inputs[positions]
         with self.engine.lock:
             self._subset.set(vector)
@@ -192,8 +190,11 @@ class PathNetwork:
         assert features is not None
         return outputs, features
 
-    def gradient(self, vector: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H)."""
+    def gradient(self, vector: Tensor, positions: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H), on the CPU.
+
+        ``targets``: what they are trained towards, None for their labels.
+        """
         with self.engine.lock:
             self._subset.set(vector)
             parameters = self._subset.parameters
@@ -203,12 +204,12 @@ class PathNetwork:
             try:
                 with torch.enable_grad():
                     outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
-                    labels, facts = self.run.data.labels[positions], self.trace.facts
-                    loss = batch_loss(outputs, labels, Recipe(loss=facts.loss), smoothing=facts.smoothing)  # type: ignore[arg-type]
+                    wanted = self.run.data.labels[positions] if targets is None else targets
+                    loss = self.trace.loss.mean(outputs, wanted.to(outputs.device))
                     gradients = torch.autograd.grad(loss, list(parameters.values()))
             finally:
                 hook.remove()
-        return torch.cat([gradient.reshape(-1) for gradient in gradients]), seen[0]
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), seen[0].cpu()
 
     def recorded_features(self, epoch: int) -> Tensor:
         """Of all samples at the start of an epoch of the recorded path (n, H); kept."""

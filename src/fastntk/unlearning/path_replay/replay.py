@@ -5,7 +5,8 @@ With B_t the batch of step t, R_t its retained part, x the tuned parameters of t
     features   h'_i = h_i(t) + M_i(t) (x'_t − x_t)
     logits     f'_i = W'_t h'_i + b'_t
     gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the
-    path step       the optimiser's own, with the recorded rate and clipping factor
+    path step       the optimiser's own, with the recorded rates; clipped to the recorded norm where that is known, else by the
+                    recorded factor
 
 All paths are lanes of one stack: lane 0 is the recorded one (all samples, x = x_t), the others leave samples out. A lane that
 leaves nothing out ends where lane 0 does, to the last bit, so what a request changes is the difference of its lane and lane 0. M
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.base.progress import track
-from fastntk.training.losses import loss_residual
-from fastntk.training.optimizers import rebuild
+from fastntk.training.optimizers import Span, StackOptimizer
 from fastntk.training.trace import Trace
+from fastntk.training.trace_path import part_weights
 
 FEW = 8
 """Up to so many lanes each has products of its own, so that equal lanes stay equal to the last bit."""
@@ -72,13 +73,26 @@ class Replayed:
     points: dict[int, Lanes] = field(default_factory=dict)
 
 
-Observer = Callable[[int, Tensor, Tensor, Tensor | None, Lanes], None]
-"""(step, samples (B,), features (L, B, H), body gradients (L, m) or None, lanes before the step)."""
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One step of a replay: its number, samples (B,) and targets, features (L, B, H), the body's gradients (L, m) or None, the
+    lanes before the step, and what their gradients are multiplied with (L,)."""
+
+    step: int
+    samples: Tensor
+    targets: Tensor
+    features: Tensor
+    body: Tensor | None
+    lanes: Lanes
+    clips: Tensor
 
 
-Exact = Callable[[int, Tensor, Lanes], "tuple[Tensor, Tensor] | None"]
-"""(step, retained samples (k,), lanes before the step) → the network's own gradient (p,) at lane 1 and its features (k, H); None
-where the step is not taken by the network."""
+Observer = Callable[[Seen], None]
+
+
+Exact = Callable[[int, Tensor, Tensor, Lanes], "tuple[Tensor, Tensor] | None"]
+"""(step, retained samples (k,), their targets, lanes before the step) → the network's own gradient (p,) at lane 1 and its
+features (k, H); None where the step is not taken by the network."""
 
 
 def replay(
@@ -86,6 +100,7 @@ def replay(
     anchor: dict[str, Tensor],
     keep: Tensor,
     *,
+    spans: Sequence[Span],
     motion: Motion | None = None,
     points: Sequence[int] = (),
     observe: Observer | None = None,
@@ -96,34 +111,37 @@ def replay(
     """Walk the path with one lane for each row of ``keep`` (G, n), True for samples that stay.
 
     ``anchor``: ``head`` (C, H), ``bias`` (C,) where it is tuned, ``constant`` (C,) where it is not, ``body`` (m,) of the motion's
-    columns. ``points``: steps before which the lanes are copied. ``order(epoch, visits)``: another order of the visits of an
-    epoch; batches are then others, and the body has no recorded gradient to lean on. ``exact``: steps that the one lane takes by
-    the network's own gradient. With several lanes every step has to retain something
-    in each.
+    columns. ``spans``: where parameters lie in head, bias and body side by side. ``points``: steps before which the lanes are
+    copied. ``order(epoch, visits)``: another order of the visits of an epoch; batches are then others, and the body has no
+    recorded gradient to lean on. ``exact``: steps that the one lane takes by the network's own gradient. With several lanes every
+    step has to retain something in each.
     """
-    stack = _Stack(trace, anchor, keep, motion)
+    stack = _Stack(trace, anchor, keep, motion, spans)
     copies: dict[int, Lanes] = {}
     epochs, bounds = trace.epoch_steps.tolist(), trace.bounds.tolist()
     for epoch in track(range(trace.epochs), description):
         first, last = epochs[epoch], epochs[epoch + 1]
-        other: tuple[Tensor, Tensor] | None = None
+        other: tuple[Tensor, ...] | None = None
         if order is not None:
-            turn = order(epoch, bounds[last] - bounds[first])
-            other = trace.visited[bounds[first] : bounds[last]][turn], trace.features.read(bounds[first], bounds[last])[turn]
+            visits = bounds[first], bounds[last]
+            turn, everyone = order(epoch, visits[1] - visits[0]), trace.visited[slice(*visits)]
+            other = everyone[turn], trace.features.read(*visits)[turn], trace.targets_of(everyone, *visits)[turn]
         for step in range(first, last):
             if step in points:
                 copies[step] = _copied(stack.lanes)
             start, stop = bounds[step], bounds[step + 1]
             if other is None:
                 samples, h = trace.visited[start:stop], trace.features.read(start, stop)
+                targets = trace.targets_of(samples, start, stop)
             else:
-                samples, h = (part[start - bounds[first] : stop - bounds[first]] for part in other)
-            features, body = stack.look(step, samples, h, recorded=order is None)
+                samples, h, targets = (part[start - bounds[first] : stop - bounds[first]] for part in other)
+            features, body = stack.look(step, samples, h, targets, recorded=order is None)
             if exact is not None and not stack.empty:
-                features, body = stack.look_exactly(step, samples, features, body, exact)
+                features, body = stack.look_exactly(step, samples, targets, features, body, exact)
+            clips = stack.clips(step, body)
             if observe is not None:
-                observe(step, samples, features, body, stack.lanes)
-            stack.advance(step)
+                observe(Seen(step, samples, targets, features, body, stack.lanes, clips))
+            stack.advance(step, clips)
     if trace.steps in points:
         copies[trace.steps] = _copied(stack.lanes)
     if not bool(torch.isfinite(stack.lanes.values).all()):
@@ -136,11 +154,13 @@ def replay(
 class _Stack:
     """All lanes, their gradients at the step at hand, their optimisers. ``empty``: whether that step leaves the lanes nothing."""
 
-    def __init__(self, trace: Trace, anchor: dict[str, Tensor], keep: Tensor, motion: Motion | None) -> None:
+    def __init__(
+        self, trace: Trace, anchor: dict[str, Tensor], keep: Tensor, motion: Motion | None, spans: Sequence[Span]
+    ) -> None:
         self._trace, self._keep, self._motion = trace, keep, motion
         facts = trace.facts
         self._parts = _start(trace, anchor, 1, motion), _start(trace, anchor, len(keep), motion)
-        self._optimizers = [rebuild(facts.optimizer, facts.options, [part.values]) for part in self._parts]
+        self._optimizers = [StackOptimizer(facts.optimizer, facts.groups, part.values, spans) for part in self._parts]
         self.lanes = _joined(*self._parts)
         self._origin = self._parts[0].values.clone()
         self._mask = torch.cat([torch.ones(1, keep.shape[1], dtype=torch.bool), keep]).to(self._origin.dtype)
@@ -150,34 +170,32 @@ class _Stack:
         self._rates, self._clips = trace.rates.tolist(), trace.clips.tolist()
         self.empty = False
 
-    def look(self, step: int, samples: Tensor, h: Tensor, *, recorded: bool) -> tuple[Tensor, Tensor | None]:
+    def look(self, step: int, samples: Tensor, h: Tensor, targets: Tensor, *, recorded: bool) -> tuple[Tensor, Tensor | None]:
         """The model's gradients at a batch; returns features (L, B, H) and the body's gradients (L, m).
 
         ``recorded``: the batch is that of the step, so what the model misses on the recorded path is known.
         """
-        facts, lanes, shaped = self._trace.facts, self.lanes, self._shaped
-        weight = self._mask[:, samples]
-        count = weight.sum(1, keepdim=True)
-        self.empty = bool((count[1:] == 0).any())
-        if self.empty and len(count) > 2:
-            raise InputError("several lanes need a retained sample in every batch: replay the others alone")
-        weight = (weight / count.clamp_min(1)).unsqueeze(2)
+        lanes, shaped, loss, parts = self.lanes, self._shaped, self._trace.loss, self._trace.parts_of(step)
+        kept = self._mask[:, samples]
+        self.empty = bool((kept[1:].sum(1) == 0).any())
+        if self.empty and len(kept) > 2:
+            raise InputError("several lanes need a retained sample in every step: replay the others alone")
+        weight = part_weights(self._trace, parts, kept)
         h = h.to(self._origin.dtype)
-        labels = self._trace.listed.labels[samples]
         features = h.expand(len(lanes.values), *h.shape)
         body: Tensor | None = None
         if self._motion is None and len(lanes.values) > FEW:
             # The features are the same in all lanes: one product for all heads.
             classes, width = lanes.head.shape[1:]
             outputs = (h @ lanes.head.reshape(-1, width).T).view(len(h), -1, classes).transpose(0, 1)
-            residual = loss_residual(outputs + self._offset, labels, facts.loss, smoothing=facts.smoothing) * weight
+            residual = loss.mean_residual(outputs + self._offset, targets, weight, parts)
             shaped.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
         else:
             local = None if self._motion is None else self._motion.at(step, samples)
             if local is not None:
                 features = features + local.forward(lanes.body - lanes.body[:1])
             outputs = torch.baddbmm(self._offset, features, lanes.head.transpose(1, 2))
-            residual = loss_residual(outputs, labels, facts.loss, smoothing=facts.smoothing) * weight
+            residual = loss.mean_residual(outputs, targets, weight, parts)
             torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
             if local is not None:
                 body = local.backward(residual @ lanes.head)
@@ -191,11 +209,11 @@ class _Stack:
         return features, body
 
     def look_exactly(
-        self, step: int, samples: Tensor, features: Tensor, body: Tensor | None, exact: Exact
+        self, step: int, samples: Tensor, targets: Tensor, features: Tensor, body: Tensor | None, exact: Exact
     ) -> tuple[Tensor, Tensor | None]:
         """The network's own gradient at lane 1 instead of the model's, where it has one for this step."""
         kept = self._keep[0][samples]
-        true = exact(step, samples[kept], self.lanes)
+        true = exact(step, samples[kept], targets[kept], self.lanes)
         if true is None:
             return features, body
         self._grads[1], seen = true
@@ -203,18 +221,34 @@ class _Stack:
         features[1][kept] = seen
         return features, None if body is None else torch.stack([body[0], self._shaped.body[1]])
 
-    def advance(self, step: int) -> None:
+    def clips(self, step: int, body: Tensor | None) -> Tensor:
+        """What each lane's gradient is multiplied with before the step, (L,): as recorded, times what its norm says beyond lane
+        0's. The body that stays on its path counts with its recorded norm."""
+        trace, recorded = self._trace, self._clips[step]
+        clips = torch.full((len(self.lanes.values),), recorded, dtype=self._origin.dtype)
+        most = trace.facts.max_norm
+        if most is None or trace.norms is None:
+            return clips
+        squares = self._grads.square().sum(1)  # of the head, and of the body where it moves
+        rest = float(trace.norms[step]) ** 2
+        if body is not None:
+            assert trace.gradients is not None
+            assert self._motion is not None
+            rest -= float(trace.gradients[step][self._motion.columns].square().sum())
+        factors = (most / ((squares + max(rest, 0.0)).sqrt() + 1e-6)).clamp(max=1.0)
+        return clips * factors / factors[0]
+
+    def advance(self, step: int, clips: Tensor) -> None:
         """One step of the optimisers; lanes that have nothing in the batch stay where they are, as a training would."""
         facts, lanes = self._trace.facts, self.lanes
-        total = self._grads * self._clips[step] if self._clips[step] != 1 else self._grads
+        total = self._grads * clips.unsqueeze(1) if bool((clips != 1).any()) else self._grads
         if facts.penalty:
             total = total + facts.penalty * (lanes.values - self._origin)
+        varying = self._trace.options_at(step)
         for optimizer, part, gradient in zip(self._optimizers, self._parts, (total[:1], total[1:])):
             if part is self._parts[1] and self.empty:
                 continue
-            part.values.grad = gradient
-            optimizer.param_groups[0]["lr"] = self._rates[step]
-            optimizer.step()
+            optimizer.step(gradient, self._rates[step], varying)
         torch.cat([part.values for part in self._parts], out=lanes.values)
 
     @property

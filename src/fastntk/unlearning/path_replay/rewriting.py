@@ -7,6 +7,7 @@ none in the new trace, because the recorded ones hold the forgotten samples' sha
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import tempfile
 import weakref
@@ -22,7 +23,7 @@ from fastntk.data import Split
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace, TraceWriter
 from fastntk.unlearning.path_replay.columns import Columns
-from fastntk.unlearning.path_replay.replay import Lanes
+from fastntk.unlearning.path_replay.replay import Lanes, Seen
 
 IN_MEMORY = 0.25
 """Of the memory allowed, what a new trace may take before it is written to a temporary folder instead."""
@@ -65,26 +66,42 @@ class Rewriter:
             half=trace.features.dtype == torch.float16,
             gradients=bool(self._moving) or not (trace.facts.body or trace.facts.left),
             folder=None if self._home is None else self._home.folder,
+            soft=0 if trace.targets is None else trace.facts.classes,
         )
+        self._steps: list[int] = []
 
-    def __call__(self, step: int, samples: Tensor, features: Tensor, body: Tensor | None, lanes: Lanes) -> None:
+    def __call__(self, seen: Seen) -> None:
         """See :data:`fastntk.unlearning.path_replay.replay.Observer`."""
-        self._begin_epochs(step, lanes)
+        step, samples = seen.step, seen.samples
+        self._begin_epochs(step, seen.lanes)
         kept = self._keep[samples]
         if not bool(kept.any()):
             return
-        gradient = torch.empty(0).to(features) if body is None else body[1]
+        trace = self._trace
+        counts = [(int(kept[start:stop].sum()), share) for start, stop, share in trace.parts_of(step)]
         self._writer.step(
             self._position[samples[kept]],
-            features[1][kept],
-            gradient,
-            rate=float(self._trace.rates[step]),
-            clip=float(self._trace.clips[step]),
+            seen.features[1][kept],
+            torch.empty(0).to(seen.features) if seen.body is None else seen.body[1],
+            rate=trace.rates[step].tolist(),
+            clip=float(seen.clips[1]),
+            norm=math.nan if trace.norms is None else self._norm(seen, float(trace.norms[step])),
+            parts=[part for part in counts if part[0]],
+            targets=seen.targets[kept],
         )
+        self._steps.append(step)
+
+    def _norm(self, seen: Seen, recorded: float) -> float:
+        """Of the body's gradient on the new path, as far as it moved."""
+        if seen.body is None:
+            return recorded
+        assert self._trace.gradients is not None
+        before = self._trace.gradients[seen.step][self._columns.inside]
+        return math.sqrt(max(0.0, recorded**2 - float(before.square().sum()) + float(seen.body[1].square().sum())))
 
     def _begin_epochs(self, step: int, lanes: Lanes) -> None:
         while self._next < len(self._epochs) and self._epochs[self._next] <= step:
-            base = self._run.anchor if self._trace.weights is None else self._trace.weights[self._next]
+            base = self._run.anchor.cpu() if self._trace.weights is None else self._trace.weights[self._next]
             self._writer.epoch(self._columns.moved(base, lanes, 1))
             self._next += 1
 
@@ -101,7 +118,8 @@ class Rewriter:
             requests=facts.requests + 1,
         )
         listed = self._trace.listed.subset(self._split.retain)
-        trace, _ = self._writer.finish(new, listed)
+        varying = {name: values[self._steps] for name, values in self._trace.varying.items()}
+        trace, _ = self._writer.finish(new, listed, varying=varying, function=self._trace.function)
         if self._home is not None:
             trace.memo["home"] = self._home
         return trace

@@ -93,9 +93,15 @@ class Walker:
         rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=rows.memory_budget, scratch=self._scratch)
         anchor = columns.anchor(self.run, self.trace)
         lanes = replay(
-            self.trace, anchor, self.keep, motion=motion, observe=rewriter, exact=self._by_network(columns, exact)
+            self.trace,
+            anchor,
+            self.keep,
+            spans=columns.spans,
+            motion=motion,
+            observe=rewriter,
+            exact=self._by_network(columns, exact),
         ).lanes
-        vector = columns.moved(self.run.subset.get(), lanes, 1)
+        vector = columns.moved(self.run.subset.get().cpu(), lanes, 1)  # a replay runs on the CPU
         trace = rewriter.finish(lanes, vector)
         self._taken.clear()
         self.count("replay", started)
@@ -113,7 +119,7 @@ class Walker:
         anchor = columns.anchor(self.run, trace)
         # The walk that follows begins as this one, so what the network said is kept for it.
         by_network = self._by_network(columns, exact, keep=True)
-        first = replay(trace, anchor, self.keep, motion=motion, points=steps, exact=by_network)
+        first = replay(trace, anchor, self.keep, spans=columns.spans, motion=motion, points=steps, exact=by_network)
         retained = self.split.retain
         extra, seconds = [], 0.0
         for epoch, step in zip(points, steps):
@@ -142,15 +148,15 @@ class Walker:
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
         recorded = self._recorded(order)
 
-        def exact(step: int, samples: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
+        def exact(step: int, samples: Tensor, targets: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
             if step not in chosen:
                 return None
             known = self._taken.get(step)
             if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
                 return known[1], known[2]
-            base = recorded(step).clone()
+            base = recorded(step).to("cpu", copy=True)
             base[order] = lanes.values[1]
-            gradient, features = self.network.gradient(base, samples)
+            gradient, features = self.network.gradient(base, samples, targets)
             if keep:
                 self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features

@@ -99,5 +99,5 @@ METHOD = Method(
     summary="the fine-tuning replayed without the forgotten samples, on a linear model of the network",
     run=tangent_replay,
     cost=_cost,
-    needs=frozenset({"rows", "recipe"}),
+    needs=frozenset({"rows", "recipe", "images"}),
 )

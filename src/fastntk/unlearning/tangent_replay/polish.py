@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.data import Samples
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.training.loop import Resume, batch_loss, descend
 from fastntk.training.network import fast_layout, training_mode
 from fastntk.training.recipe import Recipe
@@ -29,9 +29,10 @@ def finish(
     resume: Resume,
 ) -> Tensor:
     """The real network's last epochs from ``start`` (d,), in place; returns the tuned vector (d,)."""
-    w = start.clone().requires_grad_()
+    device = device_of(model)
+    w = start.to(device, copy=True).requires_grad_()
     parameters = list(subset.parameters.values())
-    inputs, labels = fast_layout(model, samples.inputs), samples.labels
+    inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(device)
 
     def loss(batch: Tensor) -> tuple[Tensor, int]:
         subset.set(w.detach())
@@ -49,7 +50,7 @@ def finish(
             recipe,
             count=len(samples),
             keep=keep,
-            anchor=[anchor],
+            anchor=[anchor.to(device)],
             resume=resume,
             gradient=gradient,
             description="polish",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastntk.models import logits
+from fastntk.models import device_of, logits
 from fastntk.training.loop import batch_loss, learning_rate
 from fastntk.training.network import check_samples, fast_layout, working_copy
 from fastntk.training.recipe import Recipe, Schedule
@@ -49,7 +49,7 @@ class Descent:
         check_samples(task.run.model, data)
         self.model = working_copy(task.run)
         self.subset = task.run.subset.on(self.model)
-        self.inputs, self.labels = fast_layout(self.model, data.inputs), data.labels.to(data.inputs.device)
+        self.inputs, self.labels = fast_layout(self.model, data.inputs), data.labels.to(device_of(self.model))
         self.recipe = loss_recipe(task)
         self.weight_decay = 0.0 if task.run.recipe is None else self.recipe.weight_decay
         parameters = list(self.subset.parameters.values())

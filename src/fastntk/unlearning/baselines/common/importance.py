@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastntk.base.device import with_float64
 from fastntk.base.progress import track
+from fastntk.models import device_of
 from fastntk.training.network import fast_layout
 from fastntk.training.recipe import Loss
 from fastntk.unlearning.baselines.common.descent import loss_recipe
@@ -27,12 +29,12 @@ CHUNK, CHUNK_NUMBERS = 32, 2**25
 
 
 def loss_importance(task: Task, positions: Tensor, *, description: str) -> Tensor:
-    """Mean squared per-sample gradient of the run's loss on these samples, (d,) in float64."""
+    """Mean squared per-sample gradient of the run's loss on these samples, (d,) in float64, on the CPU."""
     return _mean_squares(task, positions, loss_vectors, description)
 
 
 def fisher_diagonal(task: Task, positions: Tensor, *, description: str) -> Tensor:
-    """Diagonal of the Fisher matrix of the model's own predictions on these samples, (d,) in float64."""
+    """Diagonal of the Fisher matrix of the model's own predictions on these samples, (d,) in float64, on the CPU."""
     return _mean_squares(task, positions, fisher_vectors, description)
 
 
@@ -56,11 +58,12 @@ def fisher_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
 def _mean_squares(task: Task, positions: Tensor, vectors: Callable[[Tensor, Tensor, Loss], Tensor], description: str) -> Tensor:
     data, loss = task.run.data, loss_recipe(task).loss
     engine = task.engine
-    inputs, labels = fast_layout(engine.model, data.inputs[positions]), data.labels[positions].to(data.inputs.device)
+    inputs, labels = fast_layout(engine.model, data.inputs[positions]), data.labels[positions]
     probes = vectors(engine.outputs(inputs)[0], labels, loss)
     size = max(1, min(CHUNK, CHUNK_NUMBERS // (probes.shape[2] * task.run.subset.numel)))
-    total = torch.zeros(task.run.subset.numel, dtype=torch.float64, device=inputs.device)
+    device = with_float64(device_of(engine.model))
+    total = torch.zeros(task.run.subset.numel, dtype=torch.float64, device=device)
     for start in track(range(0, len(inputs), size), description):
         part = slice(start, start + size)
-        total += engine.probed_rows(inputs[part], probes[part]).double().square().sum((0, 1))
-    return total / len(inputs)
+        total += engine.probed_rows(inputs[part], probes[part]).to(device).double().square().sum((0, 1))
+    return total.cpu() / len(inputs)

@@ -13,6 +13,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from fastntk.base.device import with_float64
+
 CURVATURE = 1e-3
 """The least cosine between s and y of a pair that is kept: below it the pair says nothing of a positive definite Hessian, and a
 bound on B's norm, which grows with ‖y‖²/s·y, would be lost."""
@@ -33,7 +35,8 @@ class History:
 
     def add(self, step: Tensor, change: Tensor) -> None:
         """Keep a pair (d,) each if s·y ≥ CURVATURE·‖s‖·‖y‖ > 0; a step of length 0 says nothing and is not counted."""
-        step, change = step.double(), change.double()
+        device = with_float64(step.device)
+        step, change = step.to(device).double(), change.to(device).double()
         if not bool(step.any()):
             return
         least = CURVATURE * float(step.norm()) * float(change.norm())
@@ -48,7 +51,7 @@ class History:
         matrix of the pairs' size."""
         if not self._steps:
             return None
-        wanted = vector.double()
+        wanted = vector.to(with_float64(vector.device)).double()
         steps, changes = torch.stack(tuple(self._steps), 1), torch.stack(tuple(self._changes), 1)  # (d, m)
         cross, squares = steps.T @ changes, steps.T @ steps
         sigma = cross[-1, -1] / squares[-1, -1]

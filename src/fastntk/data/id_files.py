@@ -1,0 +1,134 @@
+"""Ids as people write them down: patterns, text files of ids, and a table that says which samples are of which person.
+
+All three give plain ids of the data at hand, for ``ids=`` of a request; what names nothing is an error, never an empty answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fastntk.base.errors import InputError, listing
+from fastntk.data.samples import Samples, as_ids
+
+_COLUMNS = ("id", "person")
+
+
+def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) -> tuple[str, ...]:
+    """Return the ids that are given or match a pattern, as in a shell: ``cats/*.png``, ``cats/**``, ``img-0[0-4]?``.
+
+    ``*`` and ``?`` stop at "/", ``**`` stands for any number of folders. An id that is there literally counts as itself, whatever
+    characters it has. A pattern without a match is an error; ids without pattern characters are returned as given.
+    """
+    words, known = as_ids(patterns), frozenset(samples.ids)
+    plain = [word for word in words if word in known or not _is_pattern(word)]
+    given = frozenset(plain)
+    matched = {word: [name for name in samples.ids if _matches(name, word)] for word in words if word not in given}
+    nothing = [word for word, names in matched.items() if not names]
+    if nothing:
+        advice = " (* stops at /, ** does not)" if any("/" in name for name in samples.ids) else ""
+        raise InputError(
+            f"no id matches {listing(nothing)}{advice}; the data has {len(samples)} ids: {listing(samples.ids, most=3)}"
+        )
+    further = dict.fromkeys(name for names in matched.values() for name in names if name not in given)
+    return (*plain, *further)
+
+
+def id_lines(path: str | Path) -> list[str]:
+    """The lines of a text file of ids, one id or pattern a line, without blank lines and those that begin with ``#``."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there: expected a text file with one id a line.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a text file (UTF-8) with one id a line: {error}.") from error
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        raise InputError(f"{path} holds no id: expected one id a line.")
+    return lines
+
+
+def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
+    """The lines without a comment at their end (a space and ``#``), unless the whole line is an id."""
+    known = frozenset(samples.ids)
+    return [line if line in known else re.split(r"\s#", line, maxsplit=1)[0].strip() for line in lines]
+
+
+def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:
+    """Return the ids that a text file names: one id or pattern a line, see ``matching_ids``; ``#`` begins a comment."""
+    return matching_ids(without_comments(id_lines(path), samples), samples)
+
+
+def ids_of_persons(path: str | Path, persons: Sequence[str] | str, samples: Samples | None = None) -> tuple[str, ...]:
+    """Return the ids that a CSV with the columns ``id`` and ``person`` gives to these persons, each once.
+
+    A sample may be of several persons, and the table may list samples that are not in the data; but with ``samples``, those of
+    the persons asked for have to be there.
+    """
+    table = _read_persons(Path(path))
+    names = [persons] if isinstance(persons, str) else list(persons)
+    unknown = [name for name in names if name.strip() not in table]
+    if unknown or not names:
+        who = f"does not know {listing(map(repr, unknown))}" if unknown else "was asked for nobody"
+        raise InputError(f"{path} {who}; it has {len(table)} persons: {listing(table, most=3)}")
+    known = None if samples is None else frozenset(samples.ids)
+    for name in names:
+        absent = [] if known is None else [word for word in table[name.strip()] if word not in known]
+        if absent:
+            raise InputError(
+                f"{path} gives {name.strip()!r} ids that are not in the data: {listing(absent)}. Take these lines out if they "
+                "were never trained on or are forgotten already, or correct the ids"
+            )
+    return tuple(dict.fromkeys(word for name in names for word in table[name.strip()]))
+
+
+def _read_persons(path: Path) -> dict[str, list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there: expected a CSV file with the columns id and person.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read as a CSV file (UTF-8) with the columns id and person: {error}.") from error
+    header = lines[0][1] if lines else []
+    if any(header.count(name) != 1 for name in _COLUMNS):
+        raise InputError(
+            f"{path} must begin with a line that names the columns id and person once each, not {','.join(header)!r}."
+        )
+    at_id, at_person = (header.index(name) for name in _COLUMNS)
+    seen: dict[tuple[str, str], int] = {}
+    table: dict[str, list[str]] = {}
+    for number, row in lines[1:]:
+        if len(row) != len(header) or not row[at_id] or not row[at_person]:
+            raise InputError(
+                f"{path}, line {number}: expected {','.join(header)} with neither id nor person empty, not {','.join(row)!r}."
+            )
+        entry = row[at_id], row[at_person]
+        if entry in seen:
+            raise InputError(f"{path}, line {number}: {','.join(entry)} is in line {seen[entry]} already; keep one of them.")
+        seen[entry] = number
+        table.setdefault(entry[1], []).append(entry[0])
+    if not table:
+        raise InputError(f"{path} has a header and no lines below it.")
+    return table
+
+
+def _is_pattern(word: str) -> bool:
+    return any(character in word for character in "*?[")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return _match_parts(name.split("/"), pattern.split("/"))
+
+
+def _match_parts(parts: list[str], patterns: list[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_match_parts(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])

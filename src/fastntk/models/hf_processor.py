@@ -1,0 +1,113 @@
+"""The image processor of a Hugging Face model: its settings as plain data, and pictures through the processor itself.
+
+Nothing is imitated: sizes, crops, filters and numbers are those of the class that transformers chooses here (the one backed by
+torchvision where that is installed, else by Pillow). A card keeps its settings with the name of that class, so that a run finds
+the same one again. Code that a checkpoint brings along is never run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastntk.base.errors import InputError
+from fastntk.models.torchvision_ops import import_optional
+
+# Width and height of blank pictures that show what a processor makes of sizes and proportions.
+_SQUARES, _OBLONGS = ((96, 96), (64, 64)), ((96, 64), (64, 96))
+
+
+def read_settings(transformers: Any, location: str, *, name: str) -> dict[str, Any] | None:
+    """The settings of the processor saved with a model; None where there is none, an error where it cannot be used."""
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
+        settings: dict[str, Any] = json.loads(processor.to_json_string())
+        settings["image_processor_type"] = type(processor).__name__  # the saved form leaves out which of the two it is
+        _processor(json.dumps(settings, sort_keys=True))
+    except Exception as error:  # transformers raises many kinds: wrong files, unknown classes, packages that are missing
+        if isinstance(error, OSError) and not _saved(transformers, location):
+            return None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{name}: the image processor saved with it cannot be used, so nothing says how pictures become its inputs: {reason} "
+            "Repair or replace its preprocessor_config.json"
+        ) from error
+    return settings
+
+
+def process(picture: Image.Image, settings: Mapping[str, Any]) -> Tensor:
+    """Return what the processor of these settings makes of one picture, in float32: (3, H, W) for those that are usable here."""
+    try:
+        pixels = _processor(json.dumps(settings, sort_keys=True))(picture, return_tensors="pt")["pixel_values"]
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise InputError(f"{settings['image_processor_type']} cannot take this picture: {error}") from error
+    tensor: Tensor = pixels[0].to(torch.float32)
+    return tensor
+
+
+def output_side(settings: Mapping[str, Any]) -> int | None:
+    """The side of the square that becomes of a square picture; None where that depends on the picture's size."""
+    shapes = {tuple(process(Image.new("RGB", size), settings).shape) for size in _SQUARES}
+    shape = shapes.pop()
+    return shape[-1] if not shapes and len(shape) == 3 and shape[-1] == shape[-2] else None
+
+
+def keeps_proportions(settings: Mapping[str, Any]) -> bool:
+    """Whether a picture that is not square becomes an input that is not square."""
+    return any(len(set(process(Image.new("RGB", size), settings).shape[-2:])) > 1 for size in _OBLONGS)
+
+
+def scaled(settings: Mapping[str, Any], *, by: tuple[int, int]) -> dict[str, Any]:
+    """The settings for a side of ``by[0]`` instead of ``by[1]`` pixels: resizing and cropping in proportion, rounded down."""
+
+    def times(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: times(part) for name, part in value.items()}
+        return int(value * by[0] // by[1]) if isinstance(value, int | float) else value
+
+    return {name: times(value) if name in ("size", "crop_size") else value for name, value in settings.items()}
+
+
+def normalisation(settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std, for pixels in [0, 1], that the processor's rescaling and normalisation amount to together."""
+    factor = 255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255.0
+    mean, std = [0.0] * 3, [1.0] * 3
+    if settings.get("do_normalize", True):
+        mean, std = _three(settings["image_mean"]), _three(settings["image_std"])
+    return tuple(value / factor for value in mean), tuple(value / factor for value in std)
+
+
+def _three(value: float | list[float]) -> list[float]:
+    return value if isinstance(value, list) else [value] * 3
+
+
+def _saved(transformers: Any, location: str) -> bool:
+    path = transformers.utils.cached_file(
+        location,
+        "preprocessor_config.json",
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return path is not None
+
+
+@functools.lru_cache(maxsize=4)
+def _processor(settings: str) -> Any:
+    """The processor of settings given as JSON; only classes of transformers that are image processors are made."""
+    transformers = import_optional("transformers", extra="hf")
+    values = json.loads(settings)
+    name = values.pop("image_processor_type")
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.ImageProcessingMixin)):
+        raise InputError(f"transformers {transformers.__version__} has no image processor {name!r}: install one that has it")
+    try:
+        return kind(**values)
+    except ImportError as error:
+        raise InputError(f"the image processor {name} cannot be made here: {error}") from error

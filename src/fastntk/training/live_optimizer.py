@@ -1,0 +1,112 @@
+"""Reading an optimiser that somebody else drives: which tuned parameters it moves, in which groups, by which options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.errors import InputError, listing
+from fastntk.training.optimizers import IMPLEMENTATION, Group, check_optimizer
+from fastntk.tuning import Subset
+
+Numbers = list[dict[str, float]]
+"""Of each group, its numeric options by name; "betas.0" is the first number of one that is a tuple."""
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimiser of ``torch.optim`` inside what a training framework put around it."""
+    inner = optimizer
+    while not isinstance(inner, torch.optim.Optimizer) or type(inner).__module__.split(".")[0] in ("accelerate", "lightning"):
+        following = getattr(inner, "optimizer", None)
+        if following is None or following is inner:
+            break
+        inner = following
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InputError(
+            f"optimizer must be one of torch.optim, the one whose step() the loop calls; got {type(optimizer).__name__}."
+        )
+    if not type(inner).__module__.startswith("torch.optim"):
+        raise InputError(
+            f"The optimiser {type(inner).__module__}.{type(inner).__name__} is not one of torch.optim, so its steps could not be "
+            "taken again. Use one of torch.optim, for example AdamW or SGD."
+        )
+    check_optimizer(type(inner).__name__)
+    return inner
+
+
+def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module, subset: Subset) -> list[tuple[str, ...]]:
+    """The names of the tuned parameters in each group; refused where the optimiser moves others, or not all of them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    tuned, found = set(subset.names), []
+    strangers: list[str] = []
+    for group in optimizer.param_groups:
+        members = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name in tuned and name is not None:
+                members.append(name)
+            elif parameter.requires_grad:
+                strangers.append(name or f"a tensor {tuple(parameter.shape)} that is not the model's")
+        found.append(tuple(members))
+    if strangers:
+        raise InputError(
+            f"The optimiser also moves {len(strangers)} parameters that are not in the subset: {listing(strangers)}. What they "
+            "learnt would stay after every request. Tune them as well (tune(model, 'all') for full fine-tuning), or freeze them."
+        )
+    missing = tuned - {name for members in found for name in members}
+    if missing:
+        raise InputError(
+            f"The optimiser does not have {len(missing)} of the tuned parameters: {listing(sorted(missing))}. Make it with "
+            "subset.parameters.values(), or tune only what it has."
+        )
+    return found
+
+
+def recorded_groups(optimizer: torch.optim.Optimizer, names: list[tuple[str, ...]]) -> tuple[Group, ...]:
+    """The groups with their options as they are now, the rate aside."""
+    keys = [key for key in optimizer.defaults if key not in (*IMPLEMENTATION, "lr")]
+    return tuple(
+        Group(members, {key: _plain(group[key]) for key in keys if key in group})
+        for members, group in zip(names, optimizer.param_groups)
+    )
+
+
+def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
+    """The numeric options of each group as they are now, the rate among them as "lr"."""
+    keys = [key for key in optimizer.defaults if key not in IMPLEMENTATION]
+    found: Numbers = []
+    for group in optimizer.param_groups:
+        numbers: dict[str, float] = {}
+        for key in keys:
+            value = _plain(group.get(key))
+            parts = {f"{key}.{place}": part for place, part in enumerate(value)} if isinstance(value, list) else {key: value}
+            numbers |= {
+                name: float(part) for name, part in parts.items() if isinstance(part, int | float) and not isinstance(part, bool)
+            }
+        found.append(numbers)
+    return found
+
+
+def varying(steps: list[Numbers]) -> dict[str, Tensor]:
+    """The options that are not the same at all steps, (S, G) each, the rate aside; 0 where a group has none such."""
+    if not steps:
+        return {}
+    names = sorted({name for numbers in steps[0] for name in numbers if name != "lr"})
+    tables = {
+        name: torch.tensor([[group.get(name, 0.0) for group in step] for step in steps], dtype=torch.float64) for name in names
+    }
+    return {name: table for name, table in tables.items() if bool((table != table[0]).any())}
+
+
+def _plain(value: Any) -> Any:
+    """JSON-able."""
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    if isinstance(value, Mapping):
+        raise InputError(f"an option of the optimiser is {type(value).__name__}, which a trace cannot hold.")
+    return value
