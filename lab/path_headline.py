@@ -25,9 +25,11 @@ COLUMNS = (
 
 
 def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
-    """One compact table: the first setting in full, of the others one request and the cheapest and the best row."""
+    """One compact table: the first setting in full, of the other networks one request and the cheapest and the best row."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for setting in settings:
+        if setting.model == settings[0].model and setting is not settings[0]:
+            continue
         records, first = PathRecords.read(setting, out=out), setting is settings[0]
         for request in setting.requests if first else setting.requests[:1]:
             for label in ROWS if first else (ROWS[0], ROWS[-1]):

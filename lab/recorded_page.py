@@ -9,7 +9,7 @@ from typing import Any
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.summary import Figure
 from lab.recorded import SCHEMA, SETS
-from lab.recorded_loops import LOOPS
+from lab.recorded_loops import DEPTHS, LOOPS, WHOLE
 from lab.unlearning_page import figure_text
 
 HEADER = """# Trainings of other kinds, recorded
@@ -29,6 +29,7 @@ the same loop without the samples; the others are in the same batches, with the 
   first request costs more: *first* is the class, *next* the other requests.
 - *5 single images*: each removed by itself from the whole run; means over the five.
 """
+ORDER = ("Full", *dict.fromkeys([*WHOLE, *DEPTHS]), "Retrain")
 COLUMNS = (
     "row", "cost, first", "cost, next", "TV same, class", "TV others, class", "forget accuracy, class", "recovered, class",
     "TV same, random 10 %", "TV others, random 10 %", "TV same, 5 single images", "TV others, 5 single images",
@@ -53,13 +54,17 @@ def _table(record: dict[str, Any]) -> str:
     lines = [
         f"## {record['loop']}: {record['title']}",
         "",
-        f"{sizes}; commit {record['environment'].get('commit', 'unknown')}. Spread: {spreads['class-0']} (class), "
+        f"{sizes}; commit {str(record['environment'].get('commit'))[:10]}. Spread: {spreads['class-0']} (class), "
         f"{spreads['random-10pct']} (random 10 %).",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|" + " --- |" * len(COLUMNS),
     ]
-    lines += ["| " + " | ".join([label, *_cells(record, label, singles)]) + " |" for label in requests["class-0"]["rows"]]
+    lines += [
+        "| " + " | ".join([label, *_cells(record, label, singles)]) + " |"
+        for label in ORDER
+        if label in requests["class-0"]["rows"]
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -10,7 +10,7 @@ It hangs on the head's input (features as the head saw them), on the gradient of
 step, and with which share: accumulation, loss scaling) and on the optimiser's step (rates, options, gradients). From features and
 loss the head's gradient M of a step follows; what the loop gave the optimiser, c·M, tells the factor c of gradient clipping, and
 how far it is from any multiple of M tells whether ``loss`` is the loss of this loop. No pass is added and no number of the
-training changes. What goes wrong after the first step never stops the loop: a warning is given, and :meth:`Recorder.finish`
+training changes. What goes wrong after the first step never stops the loop: a warning is given, and ``Recorder.finish``
 raises.
 """
 
@@ -103,7 +103,7 @@ class _Known:
 
 
 class Recorder:
-    """See :func:`record`. ``steps``: how many were recorded; ``epochs``: how many have begun."""
+    """What ``record`` gives. ``steps``: how many were recorded; ``epochs``: how many have begun."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Recorder:
         return Run(self.model, self.subset, self._anchor, samples, trace=trace)
 
     def close(self) -> None:
-        """Let go of model and optimiser and keep nothing; not needed after :meth:`finish`."""
+        """Let go of model and optimiser and keep nothing; not needed after ``finish``."""
         self._release()
         if self._writer is not None:
             self._writer.close()
@@ -470,7 +470,7 @@ class Recorder:
         return tuple(parameter._version for parameter in self._parameters.values())
 
     def _fail(self, reason: str) -> None:
-        """Before the first step is recorded: an error at once. Later the loop goes on, and :meth:`finish` raises."""
+        """Before the first step is recorded: an error at once. Later the loop goes on, and ``finish`` raises."""
         if self.steps == 0:
             self._broken = reason
             self.close()
