@@ -467,3 +467,11 @@ def test_batch_statistics_that_moved_are_named() -> None:
     one_step(model, optimizer, recorder, list(range(6)))
     run = recorder.finish()
     assert run.trace.facts.buffers == ("1.running_mean", "1.running_var", "1.num_batches_tracked")
+
+
+def test_epochs_on_the_network_itself_have_to_be_asked_for() -> None:
+    """The images that the loop was shown, with noise on them, are not there."""
+    *_, run = Loop(ADAMW, spec="norm+head", epochs=20)(trace=True)
+    ids = [run.listed.ids[4]]
+    assert fastntk.unlearn(run, ids=ids, method="path-replay", depth="all").details["exact"] == []
+    assert fastntk.unlearn(run, ids=ids, method="path-replay", depth="all", exact=1).details["exact"] == [0]

@@ -156,19 +156,20 @@ def sizes_of(run: Run, split: Split, engine: RowEngine | None, *, chunk: int | N
 @dataclass(frozen=True)
 class TraceSizes:
     """Counts of a recorded path. ``visits``: samples looked at, over all epochs; ``features``: the head's inputs; ``body``: tuned
-    parameters whose gradients are recorded, 0 where they are not."""
+    parameters whose gradients are recorded, 0 where they are not; ``own_loop``: it is of a loop of the user's, not of ``fit``."""
 
     epochs: int
     steps: int
     visits: int
     features: int
     body: int
+    own_loop: bool = False
 
     @classmethod
     def of(cls, trace: Trace) -> TraceSizes:
         """The counts of this trace."""
         body = 0 if trace.gradients is None else trace.gradients.shape[0]
-        return cls(trace.epochs, trace.steps, trace.visits, trace.facts.features, body)
+        return cls(trace.epochs, trace.steps, trace.visits, trace.facts.features, body, trace.facts.mode == "recorded")
 
 
 def _input_copy(model: nn.Module, inputs: Tensor) -> int:

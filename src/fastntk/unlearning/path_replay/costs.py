@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
@@ -28,7 +29,8 @@ def cost(problem: Problem) -> list[Route]:
     epochs = len(path_epochs(options["checkpoints"], problem.trace.epochs, least=1))  # type: ignore[arg-type]
     points = len(path_epochs(options["correction"], problem.trace.epochs, least=0))  # type: ignore[arg-type]
     if chosen == "auto":
-        exact = len(exact_epochs(options["exact"], problem.trace.epochs, chosen))  # type: ignore[arg-type]
+        asked: Any = options["exact"]
+        exact = len(exact_epochs(asked, problem.trace.epochs, chosen, own_loop=problem.trace.own_loop))
         ladder = rungs(sizes, share(options["budget"]), epochs, problem.trace.epochs, exact=exact)
         auto = _routes(problem, ladder, epochs, points, "auto")
         while len(ladder) > 1 and not (auto[0].fits and auto[0].memory <= problem.memory):
@@ -64,7 +66,9 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
         if size.depth:
             seconds += checkpoints * s.samples * size.passes * speed.step + 2 * points * s.samples * speed.forward
             most = max(most, checkpoints * rows)
-    exact = len(exact_epochs(problem.options["exact"], trace.epochs, "auto" if name == "auto" else ladder[-1].depth))  # type: ignore[arg-type]
+    asked: Any = problem.options["exact"]
+    depth = "auto" if name == "auto" else ladder[-1].depth
+    exact = len(exact_epochs(asked, trace.epochs, depth, own_loop=trace.own_loop))
     if most:
         seconds += exact * s.retain * speed.step
     written = trace.visits * trace.features * s.itemsize  # the new trace, which goes to a folder where it is large

@@ -42,14 +42,14 @@ def path_replay(
 
     ``checkpoints``: how many points of the path have rows (or their epochs); ``correction``: at how many points of the new
     path the true features are looked at. ``exact``: how many first epochs (or which, counted from 0) are trained on the network
-    itself, without the forgotten samples; by default one of twenty, none at depth ``head`` and by ``auto``. ``budget``: what
-    ``auto`` may spend, as a share of a Retrain.
+    itself, without the forgotten samples; by default one of twenty, none at depth ``head``, by ``auto``, and for a loop of
+    the user's, whose augmented images are not there. ``budget``: what ``auto`` may spend, as a share of a Retrain.
     """
     walker = Walker(task, place=_place(task), scratch=scratch, chunk=chunk)
     sizes = survey(task.run, {"depth": depth})
     epochs = path_epochs(checkpoints, task.trace.epochs, least=1)
     points = path_epochs(correction, task.trace.epochs, least=0)
-    by_network = exact_epochs(exact, task.trace.epochs, depth)
+    by_network = exact_epochs(exact, task.trace.epochs, depth, own_loop=task.trace.facts.mode == "recorded")
     chosen = parsed(depth)
     if chosen == "auto":
         walked, climb = _climb(walker, sizes, share(budget), epochs, points, by_network)

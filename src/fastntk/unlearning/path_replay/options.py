@@ -49,13 +49,14 @@ EXACT = 20
 """One epoch of so many is trained on the network itself, where nothing else is asked for."""
 
 
-def exact_epochs(asked: int | Sequence[int] | None, epochs: int, depth: int | str) -> tuple[int, ...]:
+def exact_epochs(asked: int | Sequence[int] | None, epochs: int, depth: int | str, *, own_loop: bool) -> tuple[int, ...]:
     """Epochs, counted from 0, that are trained on the network itself: so many first ones, or those named.
 
-    ``auto`` has none unless they are asked for: what it may spend buys more as depth.
+    Unless they are asked for, ``auto`` has none: what it may spend buys more as depth. Nor has a loop of the user's
+    (``own_loop``): its images were augmented, and the network would be shown them as they are.
     """
     if asked is None:
-        asked = 0 if depth == "auto" else epochs // EXACT
+        asked = 0 if depth == "auto" or own_loop else epochs // EXACT
     chosen = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
     if not isinstance(chosen, Sequence) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
         raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
