@@ -467,6 +467,8 @@ def test_batch_statistics_that_moved_are_named() -> None:
     one_step(model, optimizer, recorder, list(range(6)))
     run = recorder.finish()
     assert run.trace.facts.buffers == ("1.running_mean", "1.running_var", "1.num_batches_tracked")
+    result = fastntk.unlearn(run, ids=["img/00.png"])
+    assert "left as they are, for estimating them anew needs the images" in result.details["batch_norm_statistics"]
 
 
 def test_epochs_on_the_network_itself_have_to_be_asked_for() -> None:

@@ -60,6 +60,8 @@ def statistics_updated(run: Run) -> bool | None:
         return False
     if run.recipe is not None:
         return run.recipe.bn_stats == "update"
+    if run.trace is not None and run.trace.facts.mode == "recorded":
+        return any(name.endswith(("running_mean", "running_var")) for name in run.trace.facts.buffers)
     card = card_of(run.model)
     if card is None or not card.fingerprint:
         return None
