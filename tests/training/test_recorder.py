@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fastntk
+from fastntk.training.losses import recognised
 from fastntk.training.recorder import Recorder
 
 N, CLASSES = 24, 3
@@ -40,6 +42,8 @@ def batches(epoch: int, keep: set[int], size: int = 6) -> Iterator[list[int]]:
 
 class Loop:
     """A training as users write them: noise on the images, own batches, warm-up, clipping, accumulation."""
+
+    noise = 0.1
 
     def __init__(
         self,
@@ -71,10 +75,10 @@ class Loop:
         recorder = fastntk.record(model, subset, optimizer, loss=self.loss, **record) if record else None
         keep = set(range(N)) - set(gone)
         for epoch in range(self.epochs):
-            noise = 0.1 * torch.randn(N, 5, generator=torch.Generator().manual_seed(epoch), dtype=self.dtype)
+            noise = self.noise * torch.randn(N, 5, generator=torch.Generator().manual_seed(epoch), dtype=self.dtype)
             optimizer.zero_grad()
             for number, batch in enumerate(batches(epoch, keep)):
-                last = (number + 1) % self.accumulate == 0
+                last = (number + 1) % max(1, round(self.accumulate)) == 0 or number == N // 6 - 1
                 if batch:
                     targets = labels[batch]
                     if self.soft:
@@ -130,6 +134,10 @@ LOOPS: dict[str, Loop] = {
     "soft targets": Loop(ADAMW, soft=True),
     "class weights": Loop(ADAMW, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))),
     "a margin loss": Loop(ADAMW, loss=lambda o, t: nn.functional.multi_margin_loss(o, t, p=2), accumulate=2),
+    "Adagrad": Loop(two_groups(torch.optim.Adagrad, initial_accumulator_value=0.5)),
+    "a margin that is met": Loop(ADAMW, loss=lambda o, t: nn.functional.multi_margin_loss(o, t, margin=0.05), epochs=6),
+    "twice the loss, clipped": Loop(ADAMW, loss=lambda o, t: 2 * nn.functional.cross_entropy(o, t), clip=0.5),
+    "a sum": Loop(ADAMW, loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum") / 6, clip=0.3),
     "momentum that cycles": Loop(
         two_groups(torch.optim.AdamW),
         schedule=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12),
@@ -143,6 +151,22 @@ def test_a_replay_of_a_loop_with_its_head_alone_tuned_is_that_loop_without_the_s
     missed, moved = difference(LOOPS[name], gone)
     assert moved > 1e-2
     assert missed < 1e-10 * max(1.0, moved)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_factor_of_the_loss_is_told_from_clipping(factor: float, clip: float | None) -> None:
+    """The loop multiplies the loss that it names; accumulation that is not divided does so too."""
+
+    class Scaled(Loop):
+        def __call__(self, gone: Sequence[int] = (), **record: Any) -> Any:
+            self.accumulate = 2 / factor  # type: ignore[assignment]
+            return super().__call__(gone, **record)
+
+    for loop in (Scaled(ADAMW, clip=clip), Loop(ADAMW, accumulate=3, clip=clip)):
+        missed, moved = difference(loop, [0, 3, 6, 9])
+        assert moved > 1e-2
+        assert missed < 1e-9
 
 
 def test_and_in_single_precision() -> None:
@@ -317,6 +341,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "fewer ids and targets than images": ({"ids": ["a", "b"], "targets": torch.tensor([0, 1])}, "saw 6 samples, but 2 ids"),
     "two forwards": ({"forwards": 2}, "two forward passes"),
     "no ids": ({"ids": []}, "0 ids for 6 targets"),
+    "ids that are none": ({"ids": None}, "needs ids and targets"),
+    "targets of strings": ({"targets": ["a"] * 6}, "must be sequences or tensors"),
     "float labels": ({"targets": torch.zeros(6)}, "labels .* of integers, or soft targets"),
     "labels beyond the head": ({"targets": torch.full((6,), 7)}, "not classes 0…2"),
 }
@@ -477,3 +503,96 @@ def test_epochs_on_the_network_itself_have_to_be_asked_for() -> None:
     ids = [run.listed.ids[4]]
     assert fastntk.unlearn(run, ids=ids, method="path-replay", depth="all").details["exact"] == []
     assert fastntk.unlearn(run, ids=ids, method="path-replay", depth="all", exact=1).details["exact"] == [0]
+
+
+def test_a_copy_of_the_model_can_be_made_on_the_way() -> None:
+    model, optimizer, recorder = started()
+    one_step(model, optimizer, recorder, list(range(6)))
+    copied = copy.deepcopy(model)
+    copied(data()[0])
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    torch.optim.swa_utils.AveragedModel(model)
+    one_step(model, optimizer, recorder, list(range(6, 12)))
+    assert recorder.finish().trace.steps == 2
+
+
+def test_weights_of_classes_in_single_precision(tmp_path: Path) -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))
+    missed, moved = difference(Loop(ADAMW, loss=loss, dtype=torch.float32), [4, 5, 6])
+    assert missed < 1e-5 < moved
+    *_, run = Loop(ADAMW, loss=loss, dtype=torch.float32)(trace=True)
+    run.save(tmp_path / "run")
+    fastntk.Run.load(tmp_path / "run", model=network(dtype=torch.float32), loss=loss)
+
+
+def test_weights_of_late_classes_are_seen() -> None:
+    weight = torch.ones(10, dtype=torch.float64)
+    weight[9] = 10
+    assert recognised(nn.CrossEntropyLoss(weight=weight), 10).name == "own"
+    assert recognised(lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum") / 20, 10).name == "own"
+
+
+def test_samples_that_do_not_fit_can_be_given_again() -> None:
+    images, labels, ids = data()
+    model, optimizer, recorder = started()
+    one_step(model, optimizer, recorder, list(range(6)))
+    with pytest.raises(fastntk.InputError, match="unknown ids"):
+        recorder.finish(fastntk.Samples(images[:3], labels[:3], ids=ids[:3]))
+    assert recorder.finish(fastntk.Samples(images, labels, ids=ids)).trace.steps == 1
+
+
+def test_the_room_bounds_the_bodys_path() -> None:
+    model, optimizer, recorder = started(room=4000, steps=20)
+    for _ in range(80):
+        one_step(model, optimizer, recorder, list(range(6)))
+    run = recorder.finish()
+    assert run.trace.gradients is None
+    assert run.trace.steps == 80
+
+
+def test_what_changes_on_the_way_is_noticed() -> None:
+    def added(model: Any, optimizer: Any) -> None:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+    def frozen(model: Any, optimizer: Any) -> None:
+        model[-1].bias.requires_grad_(False)
+
+    for change, message in ((added, "add_param_group"), (frozen, "gets no gradient")):
+        model, optimizer, recorder = started()
+        one_step(model, optimizer, recorder, list(range(6)))
+        change(model, optimizer)
+        with pytest.warns(UserWarning, match=message):
+            one_step(model, optimizer, recorder, list(range(6, 12)))
+        with pytest.raises(fastntk.InputError, match=message):
+            recorder.finish()
+
+
+def test_a_full_disk_never_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, recorder = started(trace=tmp_path / "trace")
+    one_step(model, optimizer, recorder, list(range(6)))
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder._writer, "step", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        one_step(model, optimizer, recorder, list(range(6, 12)))
+    one_step(model, optimizer, recorder, list(range(12, 18)))
+    with pytest.raises(fastntk.InputError, match="No space left"):
+        recorder.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exact_epochs_know_of_accumulated_batches() -> None:
+    """Without noise on the images, a replay whose epochs are all the network's own is the loop without the samples."""
+
+    class Plain(Loop):
+        noise = 0.0
+
+    loop = Plain(ADAMW, spec="norm+head", accumulate=2, epochs=3)
+    *_, run = loop(trace=True)
+    gone = [0, 3, 6, 9]
+    result = fastntk.unlearn(run, ids=[run.listed.ids[k] for k in gone], method="path-replay", depth="all", exact=3)
+    _, subset, _ = loop(gone)
+    assert float((run.subset.get() + result.delta - subset.get()).norm()) < 1e-9

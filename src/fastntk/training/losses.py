@@ -106,42 +106,67 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def recognised(loss: Any, classes: int, *, soft: bool = False) -> PathLoss:
+def recognised(loss: Any, classes: int, *, soft: bool = False, like: Tensor | None = None) -> PathLoss:
     """The loss that a function computes, by its values where it is a cross-entropy (with any smoothing) or the squared loss.
 
-    ``loss``: a name, or a function of logits and targets; ``soft``: it is given soft targets.
+    ``loss``: a name, or a function of logits and targets; ``soft``: it is given soft targets; ``like``: a tensor of the kind and
+    device that it is used with.
     """
     check_loss(loss)
     if isinstance(loss, str):
         return PathLoss(loss)
     own = PathLoss(OWN, function=loss)
-    logits, targets = _probe(classes, soft=soft)
-    try:
-        seen = own.gradient(logits, targets)
-    except (RuntimeError, TypeError, ValueError):
-        return own  # one that takes no float64, or other shapes: it will say so itself
-    candidates = [PathLoss("squared"), PathLoss("cross-entropy")]
-    # ∂ by the last class is (softmax − (1 − ε)q − ε/C)/k, so ε follows from any entry where q differs from 1/C.
+    seen = _answers(own, classes, soft=soft, like=like)
+    if not seen:
+        return own
+    logits, targets, gradient = seen[0]
+    # The gradient is (softmax − (1 − ε)q − ε/C)/k, so ε follows from it wherever q differs from 1/C.
     p = logits.softmax(1)
     q = targets if soft else torch.nn.functional.one_hot(targets, classes).to(p)
     span = (q - 1 / classes).square().sum()
-    smoothing = float(1 - ((p - len(p) * seen - 1 / classes) * (q - 1 / classes)).sum() / span) if classes > 1 else 0.0
-    if 1e-9 < smoothing <= _SMOOTHING_UP_TO:
-        candidates.append(PathLoss("cross-entropy", smoothing=round(smoothing, 9)))
+    smoothing = float(1 - ((p - len(p) * gradient - 1 / classes) * (q - 1 / classes)).sum() / span) if classes > 1 else 0.0
+    exact = logits.dtype == torch.float64
+    candidates = [PathLoss("squared"), PathLoss("cross-entropy")]
+    if (1e-9 if exact else 1e-5) < smoothing <= _SMOOTHING_UP_TO:
+        candidates.append(PathLoss("cross-entropy", smoothing=round(smoothing, 9 if exact else 5)))
+    rtol, atol = (1e-6, 1e-9) if exact else (1e-3, 1e-6)
     for candidate in candidates:
-        if torch.allclose(candidate.gradient(logits, targets), seen, rtol=1e-6, atol=1e-9):
+        if all(torch.allclose(candidate.gradient(each[0], each[1]), each[2], rtol=rtol, atol=atol) for each in seen):
             return candidate
     return own
 
 
-def fingerprint(loss: PathLoss, classes: int, *, soft: bool) -> list[float]:
-    """Numbers that tell one function from another: its gradient at fixed logits."""
-    return [float(f"{value:.9g}") for value in loss.gradient(*_probe(classes, soft=soft)).flatten()[:64].tolist()]
+def fingerprint(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None = None) -> tuple[float, ...] | None:
+    """Numbers that tell one function from another: sums of its gradient at fixed logits; None where it cannot be asked."""
+    values: list[float] = []
+    for _, _, gradient in _answers(loss, classes, soft=soft, like=like):
+        flat = gradient.double().cpu().flatten()
+        places = torch.arange(len(flat), dtype=torch.float64)
+        values += [float(f"{(flat * ((k + 1) * 0.37 * places).cos()).sum():.7g}") for k in range(4)]
+    return tuple(values) or None
 
 
-def _probe(classes: int, *, soft: bool) -> tuple[Tensor, Tensor]:
-    rows = 4
+def _answers(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Logits, targets and the loss's gradient, on two batches of different sizes in which every class occurs.
+
+    In double precision; where the function cannot take that (it holds tensors of its own), as ``like``. Empty where neither
+    works: the function will say so itself.
+    """
+    for kind in (torch.empty(0, dtype=torch.float64), torch.empty(0) if like is None else like.detach()):
+        found = []
+        try:
+            for rows in (2 * classes, 3 * classes + 1):
+                logits, targets = (part.to(kind.device) for part in _probe(rows, classes, soft=soft))
+                logits = logits.to(kind.dtype)
+                targets = targets.to(kind.dtype) if soft else targets
+                found.append((logits, targets, loss.gradient(logits, targets)))
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        return found
+    return []
+
+
+def _probe(rows: int, classes: int, *, soft: bool) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(rows * classes, dtype=torch.float64).reshape(rows, classes)
     logits = 2 * (1.7 * numbers).sin()
-    labels = torch.arange(rows) % classes
-    return logits, (0.5 * (0.9 * numbers).cos()).softmax(1) if soft else labels
+    return logits, (0.5 * (0.9 * numbers).cos()).softmax(1) if soft else torch.arange(rows) % classes

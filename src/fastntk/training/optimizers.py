@@ -78,7 +78,9 @@ class StackOptimizer:
         settings = [{"params": members[number], **_typed(groups[number].options)} for number in self._numbers]
         try:
             kind = getattr(torch.optim, name)
-            options = {} if name in BY_PARAMETER and name != "Adafactor" else {"foreach": False}
+            options: dict[str, Any] = {} if name in BY_PARAMETER and name != "Adafactor" else {"foreach": False}
+            if name == "Adagrad":  # it fills its state in the beginning, with what the constructor is given
+                options["initial_accumulator_value"] = settings[0].get("initial_accumulator_value", 0)
             self._optimizer: torch.optim.Optimizer = kind(settings, lr=1.0, **options)
             unknown = {option for group in groups for option in group.options} - set(self._optimizer.defaults)
             if unknown:

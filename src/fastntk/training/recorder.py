@@ -88,7 +88,7 @@ class _Step:
     positions: Tensor
     counts: list[int]
     targets: Tensor | None
-    rates: list[float]
+    numbers: Numbers
     tensors: dict[str, Tensor]
     ready: Any = None
 
@@ -120,7 +120,7 @@ class Recorder:
         _check_setting(model, subset, trace, average)
         self._optimizer = unwrapped(optimizer)
         self._names = groups_of(self._optimizer, model, subset)
-        if self._optimizer.state:
+        if _has_stepped(self._optimizer):
             raise InputError("This optimiser has taken steps already: call record before the first one.")
         name, self._head = find_head(model)
         prefix = f"{name}." if name else ""
@@ -130,6 +130,8 @@ class Recorder:
                 f"A trace follows the head while the rest moves little, and the head ({self._weight_name}) is not tuned. "
                 "Tune it as well: tune(model, '…+head')."
             )
+        if self._bias_name in subset.names and not subset.parameters[self._bias_name].requires_grad:
+            raise InputError(f"The head's bias ({self._bias_name}) is in the subset but frozen: tune the weight alone.")
         self.model, self.subset, self._parameters = model, subset, subset.parameters
         self._anchor = subset.get()
         self._given_loss, self._average, self._room = loss, average, room
@@ -138,7 +140,7 @@ class Recorder:
         self._body = tuple(each for each in subset.names if each not in (self._weight_name, self._bias_name))
         self._kept = self._with_room(steps)
         self._writer: TraceWriter | None = None
-        self._target = None if trace is True else Path(str(trace))
+        self._target = None if trace is True else Path(str(trace)).absolute()
         self._stack = contextlib.ExitStack()
         self._folder: Path | None = None
         if self._target is not None:
@@ -158,8 +160,13 @@ class Recorder:
         self._broken: str | None = None
         self._done = False
         self._version = self._versions()
+        self._members = [id(each) for group in self._optimizer.param_groups for each in group["params"]]
+        own = {id(parameter) for parameter in self._parameters.values()}
+        self._others = [each for group in self._optimizer.param_groups for each in group["params"] if id(each) not in own]
+        self._usual = torch.ones(())
+        self._fingerprint: tuple[float, ...] | None = None
         self._handles: list[Any] = [
-            self._head.register_forward_pre_hook(self._saw_features),
+            self._head.register_forward_pre_hook(_Hook(self)),
             self._head.weight.register_hook(self._saw_gradient),
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
@@ -177,16 +184,14 @@ class Recorder:
             raise InputError("This recorder is finished: make a new one by record(...) before the next training.")
         part = None
         if self._broken is None:
-            try:
+            with self._watched():
                 part = self._entered(ids, targets)
-            except InputError as error:
-                self._fail(str(error))
         self._open = part
         try:
             yield
         except BaseException:
-            # What this batch began was not finished; steps before it stand.
-            self._pending = [each for each in self._pending if each is not part]
+            # What this batch began was not finished; steps before it stand. A gradient that it left counts, until it is cleared.
+            self._pending = [each for each in self._pending if each is not part or each.gradient is not None]
             self._open = None
             raise
         self._open = None
@@ -206,6 +211,8 @@ class Recorder:
         if self._done:
             reason = "" if self._broken is None else f" This training could not be recorded: {self._broken.rstrip('.')}."
             raise InputError(f"This recorder was finished before.{reason}")
+        if self._broken is None:
+            self._listed(samples)  # what is wrong with them is said before anything ends
         try:
             self._check_end()
             trace = self._sealed(samples)
@@ -233,9 +240,16 @@ class Recorder:
     # What the hooks see
 
     def _entered(self, ids: Any, targets: Tensor) -> _Part:
-        if not isinstance(targets, Tensor):
-            targets = torch.as_tensor(targets)
-        names = as_ids(ids)
+        if ids is None or targets is None:
+            raise InputError("a batch needs ids and targets: recorder.batch(ids, targets), one of each for every sample.")
+        try:
+            targets, names = torch.as_tensor(targets).detach().clone(), as_ids(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"ids and targets must be sequences or tensors, one entry a sample: {error}") from error
+        if not targets.is_floating_point():
+            targets = targets.long()
+        if targets.dim() == 0:
+            raise InputError("targets must be labels (B,) or soft targets (B, C); got a single number.")
         if len(names) != len(targets):
             raise InputError(f"{len(names)} ids for {len(targets)} targets: give one id a sample.")
         soft = targets.is_floating_point()
@@ -250,7 +264,7 @@ class Recorder:
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
             )
-        return _Part(self._places(names, targets), targets.detach())
+        return _Part(self._places(names, targets), targets)
 
     def _places(self, names: tuple[str, ...], targets: Tensor) -> Tensor:
         """Positions by order of first appearance; notices a new epoch, and a sample whose label is another one now."""
@@ -274,9 +288,11 @@ class Recorder:
         return torch.tensor(positions)
 
     def _saw_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        part = self._open
-        if part is None or self._broken is not None or not torch.is_grad_enabled():
-            return
+        if self._open is not None and self._broken is None and torch.is_grad_enabled():
+            with self._watched():
+                self._take(self._open, args)
+
+    def _take(self, part: _Part, args: tuple[Any, ...]) -> None:
         part.forwards += 1
         features = args[0].detach()
         if part.forwards > 1:
@@ -322,6 +338,18 @@ class Recorder:
         return args[:1], {**kwargs, "closure": watched}
 
     def _look(self) -> None:
+        with self._watched():
+            self._look_closely()
+
+    def _look_closely(self) -> None:
+        if [id(each) for group in self._optimizer.param_groups for each in group["params"]] != self._members:
+            raise InputError("the optimiser has other parameters than at the start (add_param_group): that cannot be recorded")
+        if any(each.grad is not None for each in self._others):
+            raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
+        if self._versions() != self._version:
+            raise InputError("the tuned parameters were changed before the step, by something else than this optimiser")
+        if self._bias_name in self._parameters and self._parameters[self._bias_name].grad is None and self._pending:
+            raise InputError(f"the head's bias ({self._bias_name}) is tuned but gets no gradient: tune the weight alone")
         parts = [part for part in self._pending if part.gradient is not None]
         if not parts:
             what = "outside of `with recorder.batch(ids, targets)`" if not self._pending else "without a backward pass"
@@ -333,27 +361,33 @@ class Recorder:
     def _prepare(self, parts: list[_Part]) -> _Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
         loss = self._recognised_loss()
-        weight = self._head.weight
-        products = []
+        weight, unscale = self._head.weight, getattr(self._optimizer, "grad_scale", None)  # a fused step divides by it itself
+        products, sizes = [], []
         for part in parts:
             assert part.features is not None
             features = part.features.to(weight.dtype)
             outputs = nn.functional.linear(features, weight, self._head.bias)
             products.append(loss.gradient(outputs, part.targets.to(outputs.device)).T @ features)
-        if len(parts) == 1:
-            shares, model = weight.new_ones(1), products[0]
-        else:
-            scales = torch.stack([_scale(part.gradient, product) for part, product in zip(parts, products)])
-            shares = scales / scales.sum()
-            model = torch.stack([share * product for share, product in zip(shares, products)]).sum(0)
-        live = weight.grad
-        assert live is not None
-        scaled = getattr(self._optimizer, "grad_scale", None)
-        live = live if scaled is None else live / scaled
-        clip = _scale(live, model)
-        error = (live - clip * model).norm() / live.norm().clamp_min(1e-30)
+            sizes.append(features.norm())
+        if weight.grad is None:
+            raise InputError("the gradients were thrown away between the backward pass and the step: zero_grad() before it")
+        live = weight.grad if unscale is None else weight.grad / unscale
+        # Of every batch the factor that its loss had; beyond 64 most of it is a loss scaler's, a power of 2 taken back since.
+        tiny = 8 * torch.finfo(weight.dtype).eps
+        raw = torch.stack([part.gradient for part in parts if part.gradient is not None]).sum(0)
+        plain = torch.stack([product.norm() > tiny * size for product, size in zip(products, sizes)])
+        scales = torch.stack([_scale(part.gradient, product) for part, product in zip(parts, products)])
+        total = torch.where(plain, scales, 0).sum()
+        power = torch.where(total > 64, total.clamp_min(1).log2().round().exp2(), torch.ones_like(total))
+        shares = torch.where(plain, scales / power, self._usual.to(scales))
+        known = plain.any() & (raw.norm() > 0)
+        clip = torch.where(known, power * _scale(live, raw), 1.0)
+        model = torch.stack([share * product for share, product in zip(shares, products)]).sum(0)
+        error = torch.where(known, (live - clip * model).norm() / live.norm().clamp_min(1e-30), 0.0)
         if self.steps == 0:
             self._check_first(float(error), float(live.norm()))
+        usual = torch.where(plain, shares, 0).sum() / plain.sum().clamp_min(1)
+        self._usual = torch.where(plain.any(), usual, self._usual.to(usual))
         writer = self._opened(parts[0])
         if self._epoch_due:
             self._drain()
@@ -361,37 +395,49 @@ class Recorder:
             writer.epoch(self.subset.get())
             self._epoch_due, self.epochs = False, self.epochs + 1
         gradients = {name: self._parameters[name].grad for name in self._body}
-        scale = clip if scaled is None else clip * scaled
+        scale = clip if unscale is None else clip * unscale
         norm = torch.stack([grad.norm() for grad in gradients.values() if grad is not None] or [clip.new_zeros(())]).norm()
         bias = self._parameters[self._bias_name].grad if self._bias_name in self._parameters else None
         head = live.norm() if bias is None else torch.stack([live.norm(), bias.norm() / scale * clip]).norm()
-        tensors = {"measures": torch.stack([clip, error, norm / scale, head / clip]).double()}
+        tensors = {"measures": torch.stack([clip, error, norm / scale, head / clip]).double(), "shares": shares.double()}
         tensors["features"] = torch.cat([part.features for part in parts if part.features is not None])
         if writer.keeps_gradients:
             flat = [self._flat(name, gradients[name]) for name in self._kept]
             tensors["gradient"] = torch.cat([self._anchor[:0], *flat]) / scale
-        if len(parts) > 1:
-            tensors["shares"] = shares.double()
         numbers = numbers_of(self._optimizer)
-        self._options.append(numbers)
         return _Step(
             positions=torch.cat([part.positions for part in parts]),
             counts=[len(part.positions) for part in parts],
             targets=torch.cat([part.targets for part in parts]) if self._soft else None,
-            rates=[group["lr"] for group in numbers],
+            numbers=numbers,
             tensors=tensors,
         )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._version = self._versions()
-        self._pending = []
-        if self._prepared is None or self._broken is not None or self._done:
+        self._pending, prepared, self._prepared = [], self._prepared, None
+        if prepared is None or self._broken is not None or self._done:
             return
-        self._queue.append(_leaving(self._prepared))
-        self._prepared = None
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            return  # a fused step that a loss scaler made empty
         self.steps += 1
-        while self._queue and (len(self._queue) > QUEUE or _arrived(self._queue[0])):
-            self._write(self._queue.pop(0))
+        with self._watched():
+            self._queue.append(_leaving(prepared))
+            while self._queue and (len(self._queue) > QUEUE or _arrived(self._queue[0])):
+                self._write(self._queue.pop(0))
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Whatever goes wrong in here is a failure of the recording, not of the loop."""
+        try:
+            yield
+        except _Failed:
+            raise
+        except InputError as error:
+            self._fail(str(error))
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
 
     # Helpers
 
@@ -411,10 +457,11 @@ class Recorder:
         return tuple(name for name in self._body if name in set(kept))
 
     def _check_room(self) -> None:
-        """Give up the body's path where the tuned parameters of one more epoch have no room."""
+        """Give up the body's path where it has no room any more, with the tuned parameters of one more epoch."""
         writer = self._writer
         assert writer is not None
-        if writer.keeps_gradients and self._body and writer.nbytes("weights") + self._anchor.nbytes > self._room:
+        used = writer.nbytes("gradients") + writer.nbytes("weights") + self._anchor.nbytes
+        if writer.keeps_gradients and self._body and used > 2 * self._room:
             writer.leave_body()
             self._kept = ()
 
@@ -437,15 +484,21 @@ class Recorder:
 
     def _recognised_loss(self) -> PathLoss:
         if self._loss is None:
-            self._loss = recognised(self._given_loss, self._head.weight.shape[0], soft=self._soft)
+            classes = self._head.weight.shape[0]
+            self._loss = recognised(self._given_loss, classes, soft=self._soft, like=self._head.weight)
+            if self._loss.name == OWN:
+                self._fingerprint = fingerprint(self._loss, classes, soft=self._soft, like=self._head.weight)
         return self._loss
 
     def _write(self, step: _Step) -> None:
         writer = self._writer
         assert writer is not None
         tensors = step.tensors
-        self._measures.append(tensors["measures"].cpu())
-        shares = tensors["shares"].cpu().tolist() if "shares" in tensors else [1.0]
+        measures = tensors["measures"].cpu()
+        self._measures.append(measures)
+        self._options.append(self._options[-1] if self._options and self._options[-1] == step.numbers else step.numbers)
+        rounding = max(1e-6, float(measures[1]))
+        shares = [1.0 if abs(share - 1) <= rounding else share for share in tensors["shares"].cpu().tolist()]
         gradient = tensors.get("gradient") if writer.keeps_gradients else None
         if writer.keeps_gradients and gradient is None:
             gradient = self._anchor[:0]
@@ -453,10 +506,11 @@ class Recorder:
             step.positions,
             tensors["features"],
             gradient,
-            rate=step.rates,
+            rate=[group["lr"] for group in step.numbers],
             parts=list(zip(step.counts, shares)),
             targets=step.targets,
         )
+        self._check_room()
         if writer.nbytes("features") > HALF_ABOVE and self._anchor.dtype == torch.float32:
             writer.narrow()
 
@@ -474,7 +528,7 @@ class Recorder:
         if self.steps == 0:
             self._broken = reason
             self.close()
-            raise InputError(f"Recording: {reason.rstrip('.')}.")
+            raise _Failed(f"Recording: {reason.rstrip('.')}.")
         self._broken = reason
         self._pending = []
         warnings.warn(
@@ -579,7 +633,7 @@ class Recorder:
             trained=tensor_digest(self.subset.get()),
             average=self._average,
             max_norm=most,
-            fingerprint=tuple(fingerprint(loss, self._head.weight.shape[0], soft=self._soft)) if loss.name == OWN else None,
+            fingerprint=self._fingerprint,
             buffers=tuple(moved),
             mode="recorded",
         )
@@ -590,6 +644,25 @@ class Recorder:
         self._handles, self._done, self._open, self._pending = [], True, None, []
         if self._target is not None:
             self._abandoned.detach()
+
+
+class _Failed(InputError):
+    """Said already."""
+
+
+class _Hook:
+    """The recorder's look at the head's input. A copy of the model, or a file of it, has an empty one."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = None if recorder is None else weakref.ref(recorder)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        recorder = None if self._recorder is None else self._recorder()
+        if recorder is not None:
+            recorder._saw_features(module, args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (None,)
 
 
 class _Abandoned(BaseException):
@@ -609,6 +682,13 @@ def _check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) -
         )
 
 
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Some optimisers have a state from the start; a step counts in it, or fills it."""
+    if type(optimizer).__name__ == "Adagrad":
+        return any(float(state.get("step", 0)) > 0 for state in optimizer.state.values())
+    return bool(optimizer.state)
+
+
 def _scale(seen: Tensor | None, product: Tensor) -> Tensor:
     """The factor c for which c·product is nearest to what was seen."""
     assert seen is not None
@@ -624,10 +704,11 @@ def _clipping(measures: Tensor) -> tuple[Tensor, float | None]:
     clipped = ~plain
     if not bool(clipped.any()) or bool((clips > 1).any()):
         return clips, None
-    # clip_grad_norm_ adds 1e-6 to the norm that it divides by
-    reached = clips[clipped] * ((norms[clipped].square() + head[clipped].square()).sqrt() + 1e-6)
-    same = float(reached.std(correction=0)) <= 1e-2 * float(reached.mean())
-    return clips, float(reached.median()) if same else None
+    whole = (norms.square() + head.square()).sqrt() + 1e-6  # clip_grad_norm_ adds as much to the norm that it divides by
+    reached = clips[clipped] * whole[clipped]
+    most = float(reached.median())
+    same = float(reached.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
+    return clips, most if same else None
 
 
 def _leaving(step: _Step) -> _Step:

@@ -165,7 +165,8 @@ class Trace:
         if facts.loss != OWN:
             return self
         values = fingerprint(PathLoss(OWN, function=function), facts.classes, soft=self.targets is not None)
-        if facts.fingerprint is None or not torch.allclose(torch.tensor(values), torch.tensor(facts.fingerprint), rtol=1e-5):
+        known = facts.fingerprint
+        if known and (values is None or not torch.allclose(torch.tensor(values), torch.tensor(known), rtol=1e-3, atol=1e-5)):
             raise InputError("This is not the loss that the trace was recorded with: it has other values on the same logits.")
         return dataclasses.replace(self, function=function, memo={})
 
@@ -185,6 +186,16 @@ class Trace:
             return [(0, stop - start, 1.0)]
         numbers = range(int(self._part_starts[step]), int(self._part_starts[step + 1]))
         return [(int(self.parts[k]) - start, int(self.parts[k + 1]) - start, float(self.shares[k])) for k in numbers]
+
+    def split_parts(self, step: int, kept: Tensor, weights: Tensor) -> list[tuple[slice, float]]:
+        """The batches of a step among the visits that are ``kept`` (B,), and what each counts for by its ``weights`` (k,)."""
+        found, start = [], 0
+        for first, last, _ in self.parts_of(step):
+            count = int(kept[first:last].sum())
+            if count:
+                found.append((slice(start, start + count), float(weights[start : start + count].sum())))
+            start += count
+        return found
 
     def options_at(self, step: int) -> list[dict[str, Any]]:
         """Options of each group that change on the way, as they are at this step; none where none does."""

@@ -74,7 +74,7 @@ class PathNetwork:
             image = self.run.data.inputs[:1]
             forward = self._operations(lambda: self.engine.outputs(image))
             vector = self.run.subset.get()
-            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long), None))
+            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long)))
             costs = [0.0]
             for depth in range(1, len(self.blocks) + 1):
                 engine = self._engine(depth)
@@ -190,10 +190,12 @@ class PathNetwork:
         assert features is not None
         return outputs, features
 
-    def gradient(self, vector: Tensor, positions: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, vector: Tensor, positions: Tensor, targets: Tensor | None = None, parts: Sequence[tuple[slice, float]] = ()
+    ) -> tuple[Tensor, Tensor]:
         """The gradient (d,) of these samples' mean loss at this tuned vector, and their features (k, H), on the CPU.
 
-        ``targets``: what they are trained towards, None for their labels.
+        ``targets``: what they are trained towards, None for their labels. ``parts``: batches of which the loss is a weighted sum.
         """
         with self.engine.lock:
             self._subset.set(vector)
@@ -205,7 +207,12 @@ class PathNetwork:
                 with torch.enable_grad():
                     outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
                     wanted = self.run.data.labels[positions] if targets is None else targets
-                    loss = self.trace.loss.mean(outputs, wanted.to(outputs.device))
+                    wanted = wanted.to(outputs.device)
+                    batches = parts or ((slice(None), 1.0),)
+                    loss = sum(
+                        (share * self.trace.loss.mean(outputs[part], wanted[part]) for part, share in batches),
+                        torch.zeros(()).to(outputs),
+                    )
                     gradients = torch.autograd.grad(loss, list(parameters.values()))
             finally:
                 hook.remove()

@@ -90,9 +90,9 @@ class Seen:
 Observer = Callable[[Seen], None]
 
 
-Exact = Callable[[int, Tensor, Tensor, Lanes], "tuple[Tensor, Tensor] | None"]
-"""(step, retained samples (k,), their targets, lanes before the step) → the network's own gradient (p,) at lane 1 and its
-features (k, H); None where the step is not taken by the network."""
+Exact = Callable[[int, Tensor, Tensor, "Sequence[tuple[slice, float]]", Lanes], "tuple[Tensor, Tensor] | None"]
+"""(step, retained samples (k,), their targets, their batches and what each counts for, lanes before the step) → the network's own
+gradient (p,) at lane 1 and its features (k, H); None where the step is not taken by the network."""
 
 
 def replay(
@@ -213,7 +213,8 @@ class _Stack:
     ) -> tuple[Tensor, Tensor | None]:
         """The network's own gradient at lane 1 instead of the model's, where it has one for this step."""
         kept = self._keep[0][samples]
-        true = exact(step, samples[kept], targets[kept], self.lanes)
+        weights = part_weights(self._trace, self._trace.parts_of(step), self._mask[1:2, samples])[0, kept]
+        true = exact(step, samples[kept], targets[kept], self._trace.split_parts(step, kept, weights), self.lanes)
         if true is None:
             return features, body
         self._grads[1], seen = true

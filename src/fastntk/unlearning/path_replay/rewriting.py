@@ -79,6 +79,9 @@ class Rewriter:
             return
         trace = self._trace
         counts = [(int(kept[start:stop].sum()), share) for start, stop, share in trace.parts_of(step)]
+        if trace.facts.average == "step":  # the mean of all: batches that are gone leave their share to the others
+            total, rest = (sum(share for count, share in counts if count or not left) for left in (False, True))
+            counts = [(count, share * total / rest if rest else share) for count, share in counts]
         self._writer.step(
             self._position[samples[kept]],
             seen.features[1][kept],

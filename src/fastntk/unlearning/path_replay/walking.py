@@ -148,7 +148,9 @@ class Walker:
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
         recorded = self._recorded(order)
 
-        def exact(step: int, samples: Tensor, targets: Tensor, lanes: Lanes) -> tuple[Tensor, Tensor] | None:
+        def exact(
+            step: int, samples: Tensor, targets: Tensor, parts: Sequence[tuple[slice, float]], lanes: Lanes
+        ) -> tuple[Tensor, Tensor] | None:
             if step not in chosen:
                 return None
             known = self._taken.get(step)
@@ -156,7 +158,7 @@ class Walker:
                 return known[1], known[2]
             base = recorded(step).to("cpu", copy=True)
             base[order] = lanes.values[1]
-            gradient, features = self.network.gradient(base, samples, targets)
+            gradient, features = self.network.gradient(base, samples, targets, parts)
             if keep:
                 self._taken[step] = lanes.values[1].clone(), gradient[order], features
             return gradient[order], features
