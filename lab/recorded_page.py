@@ -27,6 +27,9 @@ the same loop without the samples; the others are in the same batches, with the 
 - *Recovered*: how much of the way from Full's loss on the forgotten samples to Retrain's was gone. *Cost*: CPU seconds over
   the same seed's Retrain, one thread, in the same process; rows that an earlier request on the same run left are used, so the
   first request costs more: *first* is the class, *next* the other requests.
+- *All, 2 checkpoints, corrected* trains two first epochs on the network itself (`exact=2`) and looks at its features. It is shown
+  the images as they are, not as the loop cropped and flipped them, and can end farther away than the head alone. So a recorded
+  loop has no such epochs unless they are asked for.
 - *5 single images*: each removed by itself from the whole run; means over the five.
 """
 ORDER = ("Full", *dict.fromkeys([*WHOLE, *DEPTHS]), "Retrain")
