@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -367,3 +368,14 @@ def test_lora_in_a_trainer(tmp_path: Path) -> None:
     result.model.save_pretrained(tmp_path / "adapter")
     served = peft.PeftModel.from_pretrained(network(), tmp_path / "adapter").eval()
     assert torch.equal(logits(served, Images().pixels), logits(result.model.eval(), Images().pixels))
+
+
+def test_a_training_that_broke_off_leaves_the_model_free(tmp_path: Path) -> None:
+    """A cell of a notebook that failed, and is run again."""
+    model = network()
+    with pytest.raises(fastntk.InputError, match="column 'id'"):
+        trained(tmp_path, RecordCallback("norm+head"), model=model, train_dataset=Images(column="key"))
+    copy.deepcopy(model)
+    callback = RecordCallback("norm+head")
+    trained(tmp_path, callback, model=model)
+    assert callback.run.trace.epochs == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -596,3 +597,32 @@ def test_exact_epochs_know_of_accumulated_batches() -> None:
     result = fastntk.unlearn(run, ids=[run.listed.ids[k] for k in gone], method="path-replay", depth="all", exact=3)
     _, subset, _ = loop(gone)
     assert float((run.subset.get() + result.delta - subset.get()).norm()) < 1e-9
+
+
+def test_images_can_be_given_later_in_any_order_and_with_names(tmp_path: Path) -> None:
+    images, labels, ids = data()
+    model, optimizer, recorder = started()
+    for batch in batches(5, set(range(N))):
+        one_step(model, optimizer, recorder, batch)
+    run = recorder.finish()
+    assert list(run.listed.ids) != ids
+    run.save(tmp_path / "run")
+    more = fastntk.Samples(
+        torch.cat([images, images[:1]]), torch.cat([labels, labels[:1]]), ids=[*ids, "another"], classes=["a", "b", "c"]
+    )
+    loaded = fastntk.Run.load(tmp_path / "run", more, model=network())
+    for given in (loaded, dataclasses.replace(run, samples=more)):
+        assert given.samples is not None
+        assert given.samples.ids == run.listed.ids
+        result = fastntk.unlearn(given, ids=[ids[3]], method="path-replay", depth="all")
+        assert set(result.details["moved"]) == set(run.subset.names)
+    wrong = fastntk.Samples(images, (labels + 1) % 3, ids=ids)
+    with pytest.raises(fastntk.InputError, match="other labels"):
+        fastntk.Run.load(tmp_path / "run", wrong, model=network())
+
+
+def test_models_in_16_bits_are_refused_before_the_training() -> None:
+    model = network().bfloat16()
+    subset = fastntk.tune(model, "head")
+    with pytest.raises(fastntk.InputError, match="float"):
+        fastntk.record(model, subset, torch.optim.SGD(subset.parameters.values(), lr=0.1), loss="cross-entropy")

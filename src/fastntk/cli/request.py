@@ -182,7 +182,7 @@ def load_function(text: str) -> Callable[[list[str], int], Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--retrain-with {text}: importing {module_name} failed: {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -194,7 +194,7 @@ def load_function(text: str) -> Callable[[list[str], int], Any]:
             return function(keep_ids, seed)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"{text} failed: {type(error).__name__}: {error}. `fastntk --debug ...` shows where.") from error
 
     return guarded

@@ -71,6 +71,7 @@ def ids_of_persons(path: str | Path, persons: Sequence[str] | str, samples: Samp
     """
     table = _read_persons(Path(path))
     names = [persons] if isinstance(persons, str) else list(persons)
+    names = [str(name) for name in names]
     unknown = [name for name in names if name.strip() not in table]
     if unknown or not names:
         who = f"does not know {listing(map(repr, unknown))}" if unknown else "was asked for nobody"

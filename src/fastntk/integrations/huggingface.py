@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.integrations.recorded import Recorded, subset_of
 from fastntk.models.torchvision_ops import import_optional
-from fastntk.training.recorder import record
+from fastntk.training.recorder import PassiveHook, record
 from fastntk.tuning import Subset
 
 ENTRY = "fastntk"
@@ -64,13 +65,18 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
         """Freeze what is not tuned, before there is an optimiser, and let the id column through."""
         if isinstance(self._given, str):
             self._subset = subset_of(model, self._given)
-        self._removes, args.remove_unused_columns = args.remove_unused_columns, False
+        if not hasattr(args, "_fastntk_removes"):  # once: a second callback on the same arguments must not take False for theirs
+            args._fastntk_removes = args.remove_unused_columns
+        self._removes, args.remove_unused_columns = args._fastntk_removes, False
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, train_dataloader: Any, **kwargs: Any
     ) -> None:
         """Hang on the loader's collator and on the model."""
         self._begin()
+        earlier = _HANGING.get(model)
+        if earlier is not None and earlier is not self:
+            earlier._finish()  # its training broke off
         removes, self._removes = self._removes, False
         args.remove_unused_columns |= removes
         _check(args, state)
@@ -83,11 +89,12 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
         columns = _columns(model, args) if removes else None
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # what accelerate put its own loader around
         loader.collate_fn = _Collator(loader.collate_fn, self._column, columns)
-        begin = functools.partial(self._before_forward, args, subset, optimizer, state.max_steps)
+        begin = PassiveHook(self._before_forward, args, subset, optimizer, state.max_steps)
         self._handles = [
             model.register_forward_pre_hook(begin, with_kwargs=True),
-            model.register_forward_hook(self._after_forward),
+            model.register_forward_hook(PassiveHook(self._after_forward)),
         ]
+        _HANGING[model] = self
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell the recorder."""
@@ -134,6 +141,10 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
     def _finish(self) -> None:
         self._release()
         super()._finish()
+
+
+_HANGING: weakref.WeakKeyDictionary[nn.Module, RecordCallback] = weakref.WeakKeyDictionary()
+"""Which callback last hung on a model."""
 
 
 class _Collator:

@@ -37,7 +37,7 @@ from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundl
 from fastntk.storage.traces import store_trace, stored_trace
 from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
-from fastntk.training.run import Run
+from fastntk.training.run import Run, as_listed
 from fastntk.tuning import Subset, attach_prompts
 from fastntk.tuning.adapters import adapters_of, unwrapped
 from fastntk.tuning.prompts import PROMPT_NAME
@@ -106,12 +106,14 @@ def load_run(
     target = find_device(device) if isinstance(device, str) else device
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
-    if samples is not None:
-        samples = fitted(samples, manifest["data"])
-        check_data(manifest, samples)
     recorded = stored_trace(bundle.folder, manifest) if trace else None
     if recorded is not None and loss is not None:
         recorded = recorded.with_loss(loss)
+    if samples is not None:
+        samples = fitted(samples, manifest["data"])
+        if recorded is not None and manifest["data"]["digest"] is None:
+            samples = as_listed(samples, recorded)
+        check_data(manifest, samples)
     state = _stored_state(bundle)
     rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
     adapters = manifest.get("adapters")

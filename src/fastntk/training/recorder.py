@@ -20,7 +20,7 @@ import contextlib
 import shutil
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,7 @@ from fastntk.data import Samples
 from fastntk.data.samples import as_ids
 from fastntk.training.live_optimizer import Numbers, groups_of, numbers_of, recorded_groups, unwrapped, varying
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, recognised
+from fastntk.training.network import check_precision
 from fastntk.training.run import Run
 from fastntk.training.trace import GRADIENTS_UP_TO, HALF_ABOVE, Trace, TraceFacts, TraceWriter
 from fastntk.training.trace_folder import read_trace, seal_trace
@@ -118,6 +119,7 @@ class Recorder:
         room: int,
     ) -> None:
         _check_setting(model, subset, trace, average)
+        check_precision(subset.parameters.items())
         self._optimizer = unwrapped(optimizer)
         self._names = groups_of(self._optimizer, model, subset)
         if _has_stepped(self._optimizer):
@@ -166,7 +168,7 @@ class Recorder:
         self._usual = torch.ones(())
         self._fingerprint: tuple[float, ...] | None = None
         self._handles: list[Any] = [
-            self._head.register_forward_pre_hook(_Hook(self)),
+            self._head.register_forward_pre_hook(PassiveHook(self._saw_features)),
             self._head.weight.register_hook(self._saw_gradient),
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
@@ -650,19 +652,21 @@ class _Failed(InputError):
     """Said already."""
 
 
-class _Hook:
-    """The recorder's look at the head's input. A copy of the model, or a file of it, has an empty one."""
+class PassiveHook:
+    """A hook by a method, with some arguments before those of the call. It does not keep the method's object alive, and a copy of
+    the model, or a file of it, has an empty one."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
-        self._recorder = None if recorder is None else weakref.ref(recorder)
+    def __init__(self, method: Callable[..., Any] | None = None, *before: Any) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
+        self._before = before
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        recorder = None if self._recorder is None else self._recorder()
-        if recorder is not None:
-            recorder._saw_features(module, args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method says; None once its object is gone."""
+        method = None if self._method is None else self._method()
+        return None if method is None else method(*self._before, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (None,)
+        return PassiveHook, ()
 
 
 class _Abandoned(BaseException):

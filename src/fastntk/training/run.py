@@ -52,6 +52,8 @@ class Run:
             )
         if not torch.isfinite(self.anchor).all():
             raise InputError("Run: the anchor has NaN or infinite entries.")
+        if self.trace is not None and self.samples is not None:
+            object.__setattr__(self, "samples", as_listed(self.samples, self.trace))
         if self.trace is not None:
             self.trace.check(self.subset, self.anchor, self.samples)
 
@@ -95,3 +97,14 @@ class Run:
         from fastntk.storage.runs import load_run
 
         return load_run(Path(folder), samples=samples, model=model, loss=loss, device=device)
+
+
+def as_listed(samples: Samples, trace: Trace) -> Samples:
+    """The samples in the order in which a loop of the user's first saw them, without those that it never saw.
+
+    What ``fit`` recorded has the order of its samples; others are left as they are, and refused.
+    """
+    ids = trace.listed.ids
+    if trace.facts.mode != "recorded" or samples.ids == ids or not set(ids) <= set(samples.ids):
+        return samples
+    return samples.subset(samples.index_of(ids))
