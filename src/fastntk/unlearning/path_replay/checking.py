@@ -57,8 +57,8 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
         reasons.insert(
             0,
             f"{100 * kept:.0f} % of the model's weights were trained and stay as they are, with what they learnt of the "
-            "forgotten samples: after full fine-tuning the head alone forgets little. Go deeper (depth=1, 2, …, 'all'), or "
-            "train again",
+            "forgotten samples: after full fine-tuning the head alone forgets a part only, and deeper depths can end farther "
+            "away. Train again where that matters",
         )
         warnings.warn(f"path-replay: {reasons[0]}.", stacklevel=2)
     drift = walker.trace.facts.drift
