@@ -25,7 +25,7 @@ WANTED = 1.05
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    return {"cases": [measured(title, build, repeats=1 if quick else 9) for title, build in cases(quick=quick).items()]}
+    return {"cases": [measured(title, build, repeats=1 if quick else 5) for title, build in cases(quick=quick).items()]}
 
 
 def cases(*, quick: bool) -> dict[str, Callable[[], tuple[Subset, Samples]]]:

@@ -23,7 +23,7 @@ the same loop without the samples; the others are in the same batches, with the 
   dropout before the head; the Trainer two parameter groups and two accumulated batches a step.
 - *TV*: total variation to Retrain on the forgotten samples / on hold-out images, as a multiple of the mean distance between
   two Retrains of different seeds (given as *spread*). *Same*: the same seed's Retrain; *others*: those of the other seeds,
-  where Retrain itself is at 1. Mean ± standard deviation over 3 seeds (*others*: 6 pairs).
+  where Retrain itself is at 1. Mean ± standard deviation over the seeds (*others*: all pairs).
 - *Recovered*: how much of the way from Full's loss on the forgotten samples to Retrain's was gone. *Cost*: CPU seconds over
   the same seed's Retrain, one thread, in the same process; rows that an earlier request on the same run left are used, so the
   first request costs more: *first* is the class, *next* the other requests.
