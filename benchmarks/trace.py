@@ -29,8 +29,9 @@ from fastntk.data import Samples, load_source
 from fastntk.models import input_spec
 from fastntk.training.optimizers import Group, Span
 from fastntk.training.recording import trace_size
-from fastntk.training.trace import Trace, TraceFacts, TraceWriter
+from fastntk.training.trace import Trace, TraceFacts
 from fastntk.training.trace_folder import read_trace, seal_trace
+from fastntk.training.trace_writer import TraceWriter
 from fastntk.tuning import Subset
 from fastntk.unlearning.path_replay.replay import replay
 

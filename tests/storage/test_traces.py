@@ -27,8 +27,9 @@ from fastntk.storage.manifest import MANIFEST, SEAL, read_manifest, seal
 from fastntk.storage.results import load_result, save_result
 from fastntk.storage.runs import load_run, save_run
 from fastntk.training.network import working_copy
-from fastntk.training.trace import Trace, TraceWriter, without_images
+from fastntk.training.trace import Trace
 from fastntk.training.trace_folder import HEADER, LISTED
+from fastntk.training.trace_writer import TraceWriter, without_images
 from fastntk.unlearning.result import Unlearned
 
 CLASSES = ["ape", "bee", "cat"]

@@ -17,7 +17,7 @@ import fastntk
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.training import recording
-from fastntk.training import trace as traces
+from fastntk.training import trace_writer as traces
 from fastntk.training.loop import epoch_batches, learning_rate
 from fastntk.training.optimizers import KNOWN, Group, Span, StackOptimizer
 from fastntk.training.recording import FitRecorder, trace_size

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.base.digest import tensor_digest
 from fastntk.training.optimizers import Group
-from fastntk.training.trace import TraceFacts, TraceWriter
+from fastntk.training.trace import TraceFacts
+from fastntk.training.trace_writer import TraceWriter
 
 NAMES = ("ant", "bee", "cat", "dog")
 

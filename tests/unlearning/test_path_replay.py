@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.models.torchvision_ops import ensure_operators
-from fastntk.training import trace as traces
+from fastntk.training import trace_writer as traces
 from fastntk.training.loop import epoch_batches, learning_rate
 from fastntk.training.optimizers import Group
 from fastntk.unlearning.path_replay import network as networks

@@ -38,8 +38,9 @@ from fastntk.training.live_optimizer import Numbers, groups_of, numbers_of, reco
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, recognised
 from fastntk.training.network import check_precision
 from fastntk.training.run import Run
-from fastntk.training.trace import GRADIENTS_UP_TO, HALF_ABOVE, Trace, TraceFacts, TraceWriter
+from fastntk.training.trace import Trace, TraceFacts
 from fastntk.training.trace_folder import read_trace, seal_trace
+from fastntk.training.trace_writer import GRADIENTS_UP_TO, HALF_ABOVE, TraceWriter
 from fastntk.tuning import Subset, find_head
 
 FIT = 2e-2

@@ -17,7 +17,8 @@ from fastntk.training.loop import learning_rate
 from fastntk.training.network import eval_mode
 from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
-from fastntk.training.trace import TraceFacts, TraceWriter, describe
+from fastntk.training.trace import TraceFacts
+from fastntk.training.trace_writer import TraceWriter, describe
 from fastntk.tuning import Subset, find_head
 
 

@@ -21,7 +21,8 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.memory import memory_budget
 from fastntk.data import Split
 from fastntk.training.run import Run
-from fastntk.training.trace import Trace, TraceWriter
+from fastntk.training.trace import Trace
+from fastntk.training.trace_writer import TraceWriter
 from fastntk.unlearning.path_replay.columns import Columns
 from fastntk.unlearning.path_replay.replay import Lanes, Seen
 
