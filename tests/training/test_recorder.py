@@ -576,7 +576,7 @@ def test_a_full_disk_never_stops_the_training(tmp_path: Path, monkeypatch: pytes
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorder._writer, "step", full)
+    monkeypatch.setattr(recorder._store._writer, "step", full)
     with pytest.warns(UserWarning, match="No space left"):
         one_step(model, optimizer, recorder, list(range(6, 12)))
     one_step(model, optimizer, recorder, list(range(12, 18)))

@@ -101,7 +101,7 @@ def test_heads_without_a_tuned_bias_have_their_path_too(tune: str, bias: bool) -
 
 @pytest.mark.parametrize("method", BOTH)
 def test_a_trace_without_the_gradients_of_the_body_is_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastntk.training.trace.GRADIENTS_UP_TO", 0)
+    monkeypatch.setattr("fastntk.training.trace_writer.GRADIENTS_UP_TO", 0)
     run = made()
     with pytest.raises(InputError, match=r"no gradients of 1\.weight, 1\.bias.*path-replay"):
         fastntk.unlearn(run, ids=RARE, method=method)

@@ -21,10 +21,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
 from fastntk.integrations.recorded import Recorded, subset_of
 from fastntk.models.torchvision_ops import import_optional
-from fastntk.training.recorder import PassiveHook, record
+from fastntk.training.recorder import record
 from fastntk.tuning import Subset
 
 ENTRY = "fastntk"

@@ -65,6 +65,18 @@ def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module, subset: Subset
     return found
 
 
+def members(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Some optimisers have a state from the start; a step counts in it, or fills it."""
+    if type(optimizer).__name__ == "Adagrad":
+        return any(float(state.get("step", 0)) > 0 for state in optimizer.state.values())
+    return bool(optimizer.state)
+
+
 def recorded_groups(optimizer: torch.optim.Optimizer, names: list[tuple[str, ...]]) -> tuple[Group, ...]:
     """The groups with their options as they are now, the rate aside."""
     keys = [key for key in optimizer.defaults if key not in (*IMPLEMENTATION, "lr")]

@@ -19,6 +19,7 @@ from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import TraceFacts
 from fastntk.training.trace_writer import TraceWriter, describe
+from fastntk.training.tuned_head import tuned_head
 from fastntk.tuning import Subset, find_head
 
 
@@ -28,16 +29,15 @@ class FitRecorder:
     def __init__(self, model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, folder: Any = None) -> None:
         from fastntk.models import logits
 
-        name, self._head = find_head(model)
-        prefix = f"{name}." if name else ""
-        self._weight_name, self._bias_name = f"{prefix}weight", f"{prefix}bias"
+        self._tuned = tuned_head(model, subset)
+        self._head = self._tuned.layer
         with torch.no_grad(), eval_mode(model):
             with self:
                 outputs = logits(model, samples.inputs[:2])
             features = self._features
-            self._check(subset, features, outputs, lambda: logits(model, samples.inputs[:2]))
+            self._check(features, outputs, lambda: logits(model, samples.inputs[:2]))
         self._subset, self._recipe = subset, recipe
-        self._body = tuple(each for each in subset.names if each not in (self._weight_name, self._bias_name))
+        self._body = self._tuned.body
         self._anchor = subset.get()
         self._classes, self._width = outputs.shape[1], features.shape[1]
         self._steps = recipe.epochs * math.ceil(len(samples) / recipe.batch_size)
@@ -64,15 +64,10 @@ class FitRecorder:
     def _seen(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].detach()
 
-    def _check(self, subset: Subset, features: Tensor, outputs: Tensor, again: Callable[[], Tensor]) -> None:
-        if self._weight_name not in subset.names:
-            raise InputError(
-                f"A trace follows the head while the rest moves little, and the head ({self._weight_name}) is not tuned. "
-                "Tune it as well (tune(model, '…+head')), or fit without trace."
-            )
+    def _check(self, features: Tensor, outputs: Tensor, again: Callable[[], Tensor]) -> None:
         if features.dim() != 2:
             raise InputError(
-                f"A trace needs a head on flat features (n, H); {self._weight_name.rpartition('.')[0]} is given "
+                f"A trace needs a head on flat features (n, H); {self._tuned.weight.rpartition('.')[0]} is given "
                 f"{tuple(features.shape)}. Fit without trace."
             )
         made = nn.functional.linear(features, self._head.weight, self._head.bias)
@@ -121,8 +116,8 @@ class FitRecorder:
         return TraceFacts(
             classes=self._classes,
             features=self._width,
-            head_weight=self._weight_name,
-            head_bias=self._bias_name if self._bias_name in self._subset.names else None,
+            head_weight=self._tuned.weight,
+            head_bias=self._tuned.bias,
             body=self._body if self.writer.keeps_gradients else (),
             left=() if self.writer.keeps_gradients else self._body,
             optimizer="Adam" if adam else "SGD",

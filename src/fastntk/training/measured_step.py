@@ -1,0 +1,169 @@
+"""What the gradients of one step tell of it, and its way from the device to the host.
+
+With m_b the gradient of the head's weight that the loss gives for batch b, g_b the one that its backward pass made, and g the one
+that the optimiser is given:
+
+    g_b = s_b·m_b       s_b: what the loop multiplied the loss with (1, or 1/n of n batches), times a loss scaler's power
+    g = c·Σ g_b         c: gradient clipping, over the scaler's power
+
+What of g is no multiple of Σ s_b·m_b is an error: the loss of the record is not that of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastntk.base.errors import InputError
+from fastntk.training.live_optimizer import Numbers
+from fastntk.training.losses import PathLoss
+from fastntk.training.tuned_head import TunedHead
+
+SCALER = 64
+"""A loss that was multiplied with more than this was so by a loss scaler, with a power of 2."""
+
+
+@dataclass(eq=False)
+class Part:
+    """One batch: who, towards what, and what was seen of it."""
+
+    positions: Tensor
+    targets: Tensor
+    features: Tensor | None = None
+    gradient: Tensor | None = None
+    forwards: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Of one step, on the device: what its gradient was clipped by, the share of each batch in it, how much of the gradient is
+    something else, the head's gradient as the optimiser takes it, and the shares' mean for a step that does not tell them."""
+
+    clip: Tensor
+    shares: Tensor
+    error: Tensor
+    live: Tensor
+    usual: Tensor
+
+
+def measured(parts: Sequence[Part], head: nn.Linear, loss: PathLoss, *, usual: Tensor, scaled: Any) -> Measure:
+    """From the gradients as they are before the step. ``scaled``: what a fused optimiser divides them by itself, or None.
+
+    Where the loss is so low that m_b is rounding, nothing is told: the share is then the ``usual`` one, and nothing was clipped.
+    """
+    weight = head.weight
+    if weight.grad is None:
+        raise InputError("the gradients were thrown away between the backward pass and the step: zero_grad() before it")
+    live = weight.grad if scaled is None else weight.grad / scaled
+    products, made, tells = [], [], []
+    for part in parts:
+        assert part.features is not None
+        assert part.gradient is not None
+        features = part.features.to(weight.dtype)
+        outputs = nn.functional.linear(features, weight, head.bias)
+        product = loss.gradient(outputs, part.targets.to(outputs.device)).T @ features
+        products.append(product)
+        made.append(part.gradient)
+        tells.append(product.norm() > 8 * torch.finfo(weight.dtype).eps * features.norm())
+    plain, raw = torch.stack(tells), torch.stack(made).sum(0)
+    scales = torch.stack([_factor(gradient, product) for gradient, product in zip(made, products)])
+    total = torch.where(plain, scales, 0).sum()
+    power = torch.where(total > SCALER, total.clamp_min(1).log2().round().exp2(), torch.ones_like(total))
+    shares = torch.where(plain, scales / power, usual.to(scales))
+    known = plain.any() & (raw.norm() > 0)
+    clip = torch.where(known, power * _factor(live, raw), 1.0)
+    model = torch.stack([share * product for share, product in zip(shares, products)]).sum(0)
+    error = torch.where(known, (live - clip * model).norm() / live.norm().clamp_min(1e-30), 0.0)
+    mean = torch.where(plain, shares, 0).sum() / plain.sum().clamp_min(1)
+    return Measure(clip, shares, error, live, torch.where(plain.any(), mean, usual.to(mean)))
+
+
+def step_tensors(
+    parts: Sequence[Part],
+    seen: Measure,
+    head: TunedHead,
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    kept: Sequence[str] | None,
+    scaled: Any,
+) -> dict[str, Tensor]:
+    """The numbers of a :class:`Step`. ``kept``: the parameters whose gradient is kept, before clipping; None: no gradient."""
+    factor = seen.clip if scaled is None else seen.clip * scaled
+
+    def norm(names: Sequence[str]) -> Tensor:
+        known = [gradient.norm() for gradient in (parameters[name].grad for name in names) if gradient is not None]
+        return torch.stack(known).norm() / factor if known else torch.zeros_like(factor)
+
+    own = [head.weight] if head.bias is None else [head.weight, head.bias]
+    tensors = {
+        "measures": torch.stack([seen.clip, seen.error, norm(head.body), norm(own)]).double(),
+        "shares": seen.shares.double(),
+        "features": torch.cat([part.features for part in parts if part.features is not None]),
+    }
+    if kept is not None:
+        gradients = [_gradient(parameters[name]) for name in kept]
+        tensors["gradient"] = torch.cat([seen.live.new_empty(0), *gradients]) / factor
+    return tensors
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Flat; zeros for one that took no part."""
+    return torch.zeros_like(parameter).reshape(-1) if parameter.grad is None else parameter.grad.detach().reshape(-1)
+
+
+def _factor(seen: Tensor, product: Tensor) -> Tensor:
+    """The c for which c·product is nearest to what was seen."""
+    return (seen * product).sum() / product.square().sum().clamp_min(1e-30)
+
+
+@dataclass(eq=False)
+class Step:
+    """One step: its samples, how many each of its batches had, soft targets, the optimiser's numbers; and ``tensors`` that may
+    still be on their way from the device: ``measures`` (clip, error, norm of the body's gradient, of the head's), ``shares``,
+    ``features`` and, where it is kept, the body's ``gradient``."""
+
+    positions: Tensor
+    counts: list[int]
+    targets: Tensor | None
+    numbers: Numbers
+    tensors: dict[str, Tensor]
+    _ready: Any = None
+
+    def leave(self) -> None:
+        """Start the way from a GPU to the host; the loop does not wait for it."""
+        if not any(tensor.is_cuda for tensor in self.tensors.values()):
+            return
+        for name, tensor in self.tensors.items():
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.tensors[name] = host.copy_(tensor, non_blocking=True)
+        self._ready = torch.cuda.Event()
+        self._ready.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all of it is on the host."""
+        return self._ready is None or bool(self._ready.query())
+
+    def wait(self) -> None:
+        """Until it is."""
+        if self._ready is not None:
+            self._ready.synchronize()
+
+
+def clipping(measures: Tensor) -> tuple[Tensor, float | None]:
+    """From the measures (S, 4) of all steps what each was clipped by, exactly 1 where it is so but for rounding; and the norm
+    that gradients were clipped to, where all clipped steps agree on one that no other step exceeds."""
+    clips, errors, norms, head = measures.unbind(1)
+    plain = (clips - 1).abs() <= errors.clamp_min(1e-6)
+    clips = torch.where(plain, torch.ones_like(clips), clips)
+    if bool(plain.all()) or bool((clips > 1).any()):
+        return clips, None
+    whole = (norms.square() + head.square()).sqrt() + 1e-6  # clip_grad_norm_ adds as much to the norm that it divides by
+    reached = (clips * whole)[~plain]
+    most = float(reached.median())
+    same = float(reached.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
+    return clips, most if same else None

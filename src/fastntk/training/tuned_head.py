@@ -1,0 +1,34 @@
+"""The head of a model whose training is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fastntk.base.errors import InputError
+from fastntk.tuning import Subset, find_head
+
+
+@dataclass(frozen=True, eq=False)
+class TunedHead:
+    """The layer, the name of its weight, that of its bias where it is tuned, and the names of what is tuned outside it."""
+
+    layer: nn.Linear
+    weight: str
+    bias: str | None
+    body: tuple[str, ...]
+
+
+def tuned_head(model: nn.Module, subset: Subset) -> TunedHead:
+    """Find it; refused where its weight is not tuned, for a trace follows the head."""
+    name, layer = find_head(model)
+    prefix = f"{name}." if name else ""
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    if weight not in subset.names or not layer.weight.requires_grad:
+        raise InputError(
+            f"A trace follows the head while the rest moves little, and the head ({weight}) is not tuned. Tune it as well "
+            "(tune(model, '…+head')), or train without a trace."
+        )
+    body = tuple(each for each in subset.names if each not in (weight, bias))
+    return TunedHead(layer, weight, bias if bias in subset.names else None, body)

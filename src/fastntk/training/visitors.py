@@ -1,0 +1,75 @@
+"""Who visited a training loop: samples by their ids, in the order in which they first came, and where epochs begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastntk.base.errors import InputError, listing
+from fastntk.data import Samples
+from fastntk.data.samples import as_ids
+
+
+def names_and_targets(ids: Any, targets: Any) -> tuple[tuple[str, ...], Tensor]:
+    """What a batch is announced with: ids as strings, and a copy of its targets, labels (B,) as int64 or soft ones (B, C)."""
+    if ids is None or targets is None:
+        raise InputError("a batch needs ids and targets: recorder.batch(ids, targets), one of each for every sample.")
+    try:
+        copied, names = torch.as_tensor(targets).detach().clone(), as_ids(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"ids and targets must be sequences or tensors, one entry a sample: {error}") from error
+    if copied.dim() == 0:
+        raise InputError("targets must be labels (B,) or soft targets (B, C); got a single number.")
+    if len(names) != len(copied):
+        raise InputError(f"{len(names)} ids for {len(copied)} targets: give one id a sample.")
+    return names, copied if copied.is_floating_point() else copied.long()
+
+
+class Visitors:
+    """Samples seen so far, of a problem with this many classes. ``soft``: their targets are soft, and tell no label for sure."""
+
+    def __init__(self, classes: int) -> None:
+        self.soft = False
+        self._classes = classes
+        self._places: dict[str, int] = {}
+        self._labels: list[int] = []
+        self._epoch: set[int] = set()
+
+    def arrive(self, names: tuple[str, ...], targets: Tensor) -> tuple[Tensor, bool]:
+        """The positions of a batch, and whether it begins an epoch: most of it was here since the last one began.
+
+        Refused where a target is no class, or a sample's label is another one than before.
+        """
+        labels = (targets.argmax(1) if self.soft else targets).tolist()
+        wrong = [name for name, label in zip(names, labels) if not 0 <= label < self._classes]
+        if wrong:
+            raise InputError(f"targets of {listing(wrong)} are not classes 0…{self._classes - 1} of this head.")
+        positions = []
+        for name, label in zip(names, labels):
+            place = self._places.setdefault(name, len(self._places))
+            if place == len(self._labels):
+                self._labels.append(label)
+            elif self._labels[place] != label and not self.soft:
+                raise InputError(f"sample {name!r} had the label {self._labels[place]} before and has {label} now.")
+            positions.append(place)
+        again = 2 * sum(place in self._epoch for place in positions) > len(positions)
+        if again:
+            self._epoch.clear()
+        self._epoch.update(positions)
+        return torch.tensor(positions), again
+
+    def listed(self, samples: Samples | None) -> tuple[Samples, Tensor | None]:
+        """All of them as a trace lists them, and where each position is in that list (None: at its own place).
+
+        ``samples``: images of them, and maybe of others, whose order the list then has.
+        """
+        ids, labels = tuple(self._places), torch.tensor(self._labels)
+        if samples is None:
+            return Samples(torch.empty(len(ids), 0), labels, ids=ids).counting(self._classes), None
+        places = samples.index_of(ids)
+        others = [ids[k] for k in (samples.labels.cpu()[places] != labels).nonzero().flatten().tolist()]
+        if others and not self.soft:
+            raise InputError(f"The samples given to finish have other labels than the loop used: {listing(others)}.")
+        return samples.counting(max(self._classes, samples.num_classes)) if samples.classes is None else samples, places
