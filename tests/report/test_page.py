@@ -149,7 +149,9 @@ def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
         assert part in text, part
 
 
-@pytest.mark.parametrize("level", ["like retrain", "differs from retrain", "memory left", "not to be trusted", "no reference"])
+@pytest.mark.parametrize(
+    "level", ["like retrain", "differs from retrain", "memory left", "not to be trusted", "cannot be told", "no reference"]
+)
 def test_every_verdict_has_a_headline_and_a_sign(record: Record, level: str) -> None:
     record["verdict"]["level"] = level
     html = render(record)

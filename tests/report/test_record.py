@@ -81,7 +81,7 @@ WRONG: list[tuple[str, Any, str, bool]] = [
     ("accuracy.forget", [1], "accuracy.forget: expected an object", True),
     ("accuracy.holdout", ..., "accuracy has no field 'holdout'", True),
     ("loss.forget.full", "low", "loss.forget.full: expected a finite number or null, found 'low'", True),
-    ("verdict.level", "fine", "verdict.level: expected one of 'differs from retrain', 'like retrain'", True),
+    ("verdict.level", "fine", "verdict.level: expected one of 'cannot be told', 'differs from retrain'", True),
     ("verdict.text", "fine", "verdict.text: expected a list", True),
     ("verdict.text", [], "verdict.text: expected a list of length >= 1", True),
     ("relearn.full.curve", [0.1, "low"], "relearn.full.curve[1]: expected a finite number", True),

@@ -32,6 +32,7 @@ from fastntk.data import Samples
 from fastntk.storage.manifest import versions
 from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import Retrainer, check_function
+from fastntk.unlearning.residue import check_reason
 from fastntk.unlearning.result import Unlearned
 
 
@@ -53,6 +54,7 @@ def audit(
     cache: str | Path | None = None,
     predictions: PredictionCache | None = None,
     seed: int = 0,
+    accept_outside: str | None = None,
 ) -> dict[str, Any]:
     """Measure an unlearned model beside Full and Retrain; return a JSON-able record.
 
@@ -67,9 +69,13 @@ def audit(
     ``cache``. ``predictions``: a cache that several audits of one run and request share, so that Full and Retrains are evaluated
     once. ``require``: conditions such as ``"forget_accuracy<=retrain+1"``, whose outcome is in the record. ``seed``: of the
     attack's folds, of relearning's batches and of the random model.
+
+    Where weights outside the tuned subset were trained on this data, or are unknown, the verdict is at best "cannot be told",
+    unless ``retrain`` trains them too; ``accept_outside``: why you go on all the same, for the record.
     """
     started = time.perf_counter()
     conditions = [parse(text) for text in ([require] if isinstance(require, str) else require)]
+    check_reason(accept_outside)
     shared = _check_subject(run, result, holdout)
     if retrain is not None:
         check_function(retrain)
@@ -115,6 +121,7 @@ def audit(
         samples=sections.forgotten_samples(models, forgotten, classes, data_digest=data_digest),
         cost=sections.cost(result, first, audit_seconds=time.perf_counter() - started),
         definitions=definitions(),
+        outside=sections.outside(run, accepted=accept_outside),
     )
     return to_dict(_judged(measured, conditions, shared=shared))
 

@@ -170,7 +170,7 @@ def _unlearned_own(
     recipe = None if run.recipe is None else dataclasses.replace(run.recipe, seed=seed)
     other = full.run
     if other is None:
-        other = Run(full.model, run.subset.on(full.model), run.anchor, run.data, recipe=recipe)
+        other = Run(full.model, run.subset.on(full.model), run.anchor, run.data, recipe=recipe, pretrained=run.pretrained)
     elif other.samples is None:
         order = run.data if other.trace is None else run.data.subset(run.data.index_of(other.listed.ids))
         other = dataclasses.replace(other, samples=order)
@@ -276,7 +276,8 @@ class _Real:
             work = working_copy(self.run)
             subset = self.run.subset.on(work)
             subset.set(full.to(self.run.anchor))
-            other = Run(work, subset, self.run.anchor, self.run.data, recipe=dataclasses.replace(self.recipe, seed=seed))
+            recipe = dataclasses.replace(self.recipe, seed=seed)
+            other = Run(work, subset, self.run.anchor, self.run.data, recipe=recipe, pretrained=self.run.pretrained)
         ids = self.result.forgotten.ids
         return unlearn(other, ids=ids, method=self.result.method, **_options(self.result)).subset.get()
 

@@ -36,7 +36,7 @@ Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Sentences = Annotated[tuple[str, ...], Meta(min_length=1)]
 JsonObject: TypeAlias = dict[str, Any]
 """Names and values that depend on the method, the recipe or the machine."""
-Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "no reference"]
+Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "cannot be told", "no reference"]
 Better = Literal["like retrain", "lower", "higher"]
 
 
@@ -103,6 +103,19 @@ class ReferenceSummary:
     other_seeds: tuple[Count, ...]
     made_by: str | UnsetType = UNSET
     changed_outside: Count | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """The run's weights outside the tuned subset, which unlearning does not reach: are they those from before the training?
+
+    ``count``: how many tensors were trained, or are unknown. ``accepted``: why the audit's owner goes on all the same.
+    """
+
+    status: Literal["none", "pre-trained", "differ", "unknown"]
+    message: str
+    count: Count = 0
+    accepted: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +196,7 @@ class Measurements:
     definitions: dict[str, Definition]
     probes: Probes | UnsetType = UNSET
     distances: Distances | UnsetType = UNSET
+    outside: Outside | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.reference.made and self.distances is UNSET:
@@ -196,7 +210,8 @@ class AuditRecord(Measurements):
     ``schema``, ``created``, ``fastntk``, ``environment``: the format, the time (ISO 8601), the release and what it ran on.
     ``subject``, ``request``, ``details``: the model, the request, and what the method said of itself. ``reference``: the
     Retrains. ``accuracy`` … ``cost``: figures, explained by ``definitions`` and in docs/metrics.md. ``verdict``,
-    ``requirements``: the judgement. ``limits``: what the record does not show.
+    ``requirements``: the judgement. ``limits``: what the record does not show. ``outside``: the weights that unlearning does not
+    reach.
     """
 
     verdict: Verdict

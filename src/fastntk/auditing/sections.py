@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec import UNSET
 from torch import Tensor
 
 from fastntk.auditing.distances import finite
 from fastntk.auditing.metrics import accuracy, mean_loss
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import Cost, RequestSummary, ResultDigests, RunDigests, SampleEntry, Subject
+from fastntk.auditing.record import Cost, Outside, RequestSummary, ResultDigests, RunDigests, SampleEntry, Subject
 from fastntk.auditing.record_figures import SETS, Accuracies, Flow, Fractions, Losses, LossHistogram, Numbers, SetCounts
 from fastntk.auditing.roc import Array
 from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples
 from fastntk.models import card_of
 from fastntk.storage.data import id_digest
+from fastntk.training.run import Run
+from fastntk.unlearning.residue import outside_report
 from fastntk.unlearning.result import Unlearned
 
 BINS = 30
@@ -56,6 +59,17 @@ def request(result: Unlearned, forgotten: Samples) -> RequestSummary:
         retain=len(result.split.retain),
         whole_classes=tuple(classes[label] for label in result.split.whole_classes),
         ids_digest=forgotten.ids_digest(),
+    )
+
+
+def outside(run: Run, *, accepted: str | None) -> Outside:
+    """What is known of the weights outside the tuned subset."""
+    report = outside_report(run)
+    return Outside(
+        status=report["status"],
+        message=report["message"],
+        count=report.get("count", 0),
+        accepted=UNSET if accepted is None else accepted,
     )
 
 

@@ -3,8 +3,9 @@
 The first that applies, in this order:
 
     not to be trusted      the step's own check said "retrain instead"
-    no reference           there is no Retrain to compare with
     memory left            the forgotten samples are clearly better known than to Retrain
+    cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same
+    no reference           there is no Retrain to compare with
     differs from retrain   it behaves otherwise than Retrain does
     like retrain           none of these
 
@@ -44,6 +45,7 @@ FEW = 2
 
 TEXT: dict[Level, str] = {
     "not to be trusted": "The unlearning step failed its own check. Do not use this model: retrain instead.",
+    "cannot be told": "Whether the data was forgotten cannot be told: weights that unlearning does not reach may remember it.",
     "no reference": "There is no retrained model to compare with, so whether the data was forgotten cannot be judged here.",
     "memory left": "The model still knows more about the removed data than a model that never saw it.",
     "differs from retrain": "No memory of the removed data was found, but the model behaves otherwise than a retrained one.",
@@ -56,20 +58,48 @@ def verdict(record: Measurements) -> Verdict:
     check = record.details.get("validity")
     if isinstance(check, Mapping) and check.get("verdict") == "retrain instead":
         return _judged("not to be trusted", [f"own check: {reason}" for reason in check.get("reasons", [])], record)
+    memory = []
+    if record.reference.made:
+        memory = [reason for reason in (_recovered_low(record), _relearn(record), *_attacks(record)) if reason]
+    if memory:
+        return _judged("memory left", memory + _differences(record), record)
+    outside = _outside(record)
+    if outside:
+        return _judged("cannot be told", [outside], record)
     if not record.reference.made:
         why = "no Retrain was made"
         if record.subject.recipe is None:
             why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
         return _judged("no reference", [why], record)
-    memory = [reason for reason in (_recovered_low(record), _relearn(record), *_attacks(record)) if reason]
-    if memory:
-        return _judged("memory left", memory + _differences(record), record)
     differences = _differences(record)
     return _judged("differs from retrain" if differences else "like retrain", differences, record)
 
 
+def _outside(record: Measurements) -> str | None:
+    """Why weights outside the tuned ones leave the question open.
+
+    They do not where the user's own training made the Retrain with other such weights: then the comparison shows what is left.
+    """
+    outside, lifted = known(record.outside), known(record.reference.changed_outside)
+    if outside is None or outside.status not in ("differ", "unknown") or lifted:
+        return None
+    kind = "were trained on the same data" if outside.status == "differ" else "may have been trained on the same data"
+    how = (
+        "Retrain has them too, so no comparison with it shows what they remember"
+        if record.reference.made
+        else "no Retrain was made"
+    )
+    return (
+        f"{outside.count} tensors outside the tuned ones {kind}; {how}. A Retrain from the pre-trained weights, by a training "
+        "function of your own (retrain=, --retrain-with), would tell"
+    )
+
+
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
-    return Verdict(level=level, text=(TEXT[level], *_facts(record)), reasons=tuple(reasons))
+    outside = known(record.outside)
+    accepted = None if outside is None else known(outside.accepted)
+    said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
+    return Verdict(level=level, text=(TEXT[level], *said, *_facts(record)), reasons=tuple(reasons))
 
 
 def _recovered_low(record: Measurements) -> str | None:

@@ -11,7 +11,7 @@ import typer
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import DataOverride, RetrainWith, load_function, open_run
+from fastntk.cli.request import AcceptOutside, DataOverride, RetrainWith, load_function, open_run, tell_outside
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
@@ -51,6 +51,7 @@ def audit(
     relearn_threshold: Annotated[float, typer.Option("--relearn-threshold", help="Loss at which relearning ends.")] = 0.05,
     relearn_cap: Annotated[int, typer.Option("--relearn-cap", min=0, help="Epochs after which relearning is given up.")] = 100,
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Linear probes on the features.")] = True,
+    accept_outside: AcceptOutside = None,
     data: DataOverride = None,
     cache: Annotated[
         Path | None, typer.Option("--cache", metavar="DIR", help="Where ensembles are kept (default ~/.cache/fastntk).")
@@ -65,7 +66,8 @@ def audit(
     """Measure an unlearned model beside the run it came from and beside a retrained one.
 
     Writes one record (JSON; no ids, no pictures). With --json the same record goes to standard output. Exit code 3: written,
-    but a --require is not met.
+    but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones) and --accept-outside gives no
+    reason to go on.
 
     Examples:
 
@@ -87,6 +89,7 @@ def audit(
     from fastntk.data import load_source
     from fastntk.models import input_spec
     from fastntk.storage.results import load_result
+    from fastntk.unlearning.residue import outside_report
 
     for text in require or []:
         parse(text)
@@ -108,6 +111,7 @@ def audit(
         }
         trained_here = retrains + 1 if reference == "retrain" else 0
         options["retrain"] = function
+        tell_outside(output, outside_report(loaded), accept_outside)
         _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
         record = measure(
             loaded,
@@ -119,6 +123,7 @@ def audit(
             require=require or [],
             cache=cache,
             seed=seed,
+            accept_outside=accept_outside,
             **options,
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -126,7 +131,8 @@ def audit(
     typed = parse_record(record)
     _tell(output, typed)
     output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
-    if not all(item.passed for item in typed.requirements):
+    open_question = typed.verdict.level == "cannot be told" and accept_outside is None
+    if open_question or not all(item.passed for item in typed.requirements):
         raise typer.Exit(3)
 
 

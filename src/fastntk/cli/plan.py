@@ -12,6 +12,7 @@ from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
+    AcceptOutside,
     Classes,
     DataOverride,
     DiskBudget,
@@ -26,6 +27,7 @@ from fastntk.cli.request import (
     nearest_folder,
     open_with_trace,
     row_options,
+    tell_outside,
 )
 
 
@@ -49,6 +51,7 @@ def plan(
     out: Annotated[
         Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
     ] = Path("result"),
+    accept_outside: AcceptOutside = None,
     data: DataOverride = None,
     images: Images = True,
     rows: RowsPlace = None,
@@ -60,7 +63,8 @@ def plan(
 ) -> None:
     """Estimate time and memory of every way to forget, and of retraining, from a calibration of a few seconds.
 
-    Nothing is written. `unlearn` with the same options takes the route marked ->.
+    Nothing is written. `unlearn` with the same options takes the route marked ->. Exit code 3: weights outside the tuned ones
+    were trained on the data too, or nothing is known of them, which is said first.
 
     Examples:
 
@@ -77,6 +81,9 @@ def plan(
     from fastntk.data.request import parse_classes
     from fastntk.unlearning import plan as make_plan
     from fastntk.unlearning.registry import find_method
+    from fastntk.unlearning.residue import check_reason, outside_report
+
+    check_reason(accept_outside)
 
     chosen = None if method is None else find_method(method)
     options = {} if method is None else method_options(method, {}, option or [])
@@ -86,6 +93,7 @@ def plan(
         loaded, absent = open_with_trace(run, data, images=images, device=device)
         if absent is not None:
             typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
+        open_question = tell_outside(output, outside_report(loaded), accept_outside)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
         sample_ids = None if requested is None else requested.resolve(loaded.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
@@ -106,3 +114,5 @@ def plan(
     name = "retrain" if cheaper else best.method
     record = {"command": "plan", "run": str(run), **result.details()}
     output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {name}", *words, f"--out {out}"]))
+    if open_question:
+        raise typer.Exit(3)

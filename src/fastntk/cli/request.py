@@ -7,7 +7,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ import typer
 from fastntk.base.errors import InputError
 
 if TYPE_CHECKING:
+    from fastntk.cli.output import Output
     from fastntk.data import Samples
     from fastntk.training.run import Run
 
@@ -66,6 +67,15 @@ RetrainWith = Annotated[
     ),
 ]
 
+AcceptOutside = Annotated[
+    str | None,
+    typer.Option(
+        "--accept-outside",
+        metavar="REASON",
+        help="Go on (exit code 0) although weights outside the tuned ones may remember the data; the reason is recorded.",
+    ),
+]
+
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -111,6 +121,20 @@ def check_request(
     if person and persons_file is not None:
         ids_of_persons(persons_file, person)
     return RequestedIds(words, ids_file, tuple(person or ()), persons_file)
+
+
+def tell_outside(output: Output, report: Mapping[str, Any], accepted: str | None) -> bool:
+    """Say, before anything else, that weights outside the tuned ones may remember; True where that was not accepted."""
+    from fastntk.unlearning.residue import cannot_be_told
+
+    if not cannot_be_told(report):
+        return False
+    output.say(f"Whether the data will be forgotten cannot be told. {report['message']}")
+    if accepted is not None:
+        output.say(f"Accepted: {accepted}")
+        return False
+    output.say("--accept-outside REASON goes on all the same and records why; a Retrain of your own (--retrain-with) would tell.")
+    return True
 
 
 def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str | None) -> dict[str, Any]:

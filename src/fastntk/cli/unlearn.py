@@ -13,6 +13,7 @@ from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import (
+    AcceptOutside,
     Classes,
     DataOverride,
     DiskBudget,
@@ -29,6 +30,7 @@ from fastntk.cli.request import (
     nearest_folder,
     open_with_trace,
     row_options,
+    tell_outside,
 )
 from fastntk.unlearning.registry import METHODS
 
@@ -85,6 +87,7 @@ def unlearn(
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
+    accept_outside: AcceptOutside = None,
     data: DataOverride = None,
     images: Images = True,
     rows: RowsPlace = None,
@@ -98,7 +101,8 @@ def unlearn(
     """Make a copy of a run's model that behaves as if it had never seen some of its data.
 
     The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked
-    (digests of ids only) and done. Exit code 3: written, but the step's own check says to retrain instead.
+    (digests of ids only) and done. Exit code 3: written, but the step's own check says to retrain instead, or weights outside
+    the tuned ones were trained on the data too (or nothing is known of them), which is said first: --accept-outside.
 
     A result is the run of the next request: give its folder in place of RUN. With a trace (path-replay) it needs nothing of
     the first run, which can be erased (`fastntk erase`), nor, at depth head, any image: where images are gone the command says
@@ -145,8 +149,17 @@ def unlearn(
         earlier = None if after is None else load_result(after, loaded)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
         sample_ids = None if requested is None else requested.resolve(loaded.listed)
-        job = prepare(earlier or loaded, classes=labels, ids=sample_ids, method=method, options=options, measured=True)
+        job = prepare(
+            earlier or loaded,
+            classes=labels,
+            ids=sample_ids,
+            method=method,
+            options=options,
+            measured=True,
+            accept_outside=accept_outside,
+        )
         check_not_empty(job)
+        open_question = job.leaves_open and tell_outside(output, job.outside, accept_outside)
         output.say("Unlearning")
         output.facts({"run": run, "device": loaded.anchor.device, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
@@ -156,7 +169,7 @@ def unlearn(
     reference = "--reference retrain" if loaded.recipe is not None else "--retrain-with MODULE:FUNCTION"
     then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC {reference}"
     output.finish(record, wrote=str(out), then=then)
-    if not trusted:
+    if not trusted or open_question:
         raise typer.Exit(3)
 
 

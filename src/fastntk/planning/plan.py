@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ DISK_SHARE = 0.9
 class Plan:
     """Routes by method, in each method's order of preference; budgets; what Retrain would take, None without a recipe.
 
-    ``request``: a digest of what is to be forgotten of which ids; ``options``: those each method was planned with.
+    ``request``: a digest of what is to be forgotten of which ids; ``options``: those each method was planned with. ``outside``:
+    what is known of the weights outside the tuned subset, which no route reaches.
     """
 
     request: str
@@ -41,6 +42,7 @@ class Plan:
     retrain_seconds: float | None
     epochs: int | None
     engine: Mapping[str, object]
+    outside: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def chosen(self) -> dict[str, Route]:
@@ -80,6 +82,7 @@ class Plan:
             "recipe_known": self.recipe_known,
             "verdict": self.verdict,
             "engine": dict(self.engine),
+            "outside_subset": dict(self.outside),
         }
 
     def table(self) -> str:
@@ -169,6 +172,7 @@ def make_plan(
     engine: Mapping[str, object] | None = None,
     request: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    outside: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Judge the routes by the budgets; ``retrain_seconds`` and ``epochs`` are None where the run has no recipe."""
     return Plan(
@@ -182,6 +186,7 @@ def make_plan(
         retrain_seconds=retrain_seconds,
         epochs=epochs,
         engine=engine or {},
+        outside=outside or {},
     )
 
 

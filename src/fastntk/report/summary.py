@@ -18,6 +18,7 @@ HEADLINES: dict[Level, tuple[str, str, str]] = {
     "differs from retrain": ("warn", "!", "The model predicts differently from one that never saw this data."),
     "memory left": ("bad", "✗", "The model still shows memory of this data."),
     "not to be trusted": ("bad", "✗", "This result is not to be trusted: retrain instead."),
+    "cannot be told": ("warn", "!", "It cannot be told whether this data was forgotten."),
     "no reference": ("open", "?", "Undecided: there was no model without this data to compare with."),
 }
 

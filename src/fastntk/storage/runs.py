@@ -144,6 +144,7 @@ def load_run(
         source=manifest["source"],
         trace=recorded,
         data_facts=manifest["data"],
+        pretrained=manifest.get("pretrained"),
     )
 
 
@@ -174,6 +175,7 @@ def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         "recipe": None if run.recipe is None else run.recipe.to_dict(),
         "bn_stats": "unknown" if run.recipe is None else run.recipe.bn_stats,
         "history": list(run.history),
+        "pretrained": None if run.pretrained is None else dict(run.pretrained),
         "data": data_facts(run),
         "source": run.source,
         "extra": dict(extra or {}),

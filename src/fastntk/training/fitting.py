@@ -23,6 +23,7 @@ from fastntk.training.speed import measure_speed
 from fastntk.training.trace import Trace
 from fastntk.training.trace_folder import read_trace, seal_trace
 from fastntk.tuning import Subset
+from fastntk.tuning.outside import noted
 
 
 def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, trace: bool | str | Path | None = None) -> Run:
@@ -31,7 +32,7 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights
     are the same bytes with and without.
     """
-    anchor = subset.get()
+    anchor, before = subset.get(), noted(subset)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorded: Trace | None = None
     recorder, folder = None, None
@@ -56,7 +57,7 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
             raise
     if folder is not None:  # it has its name now
         recorded = read_trace(Path(str(trace)), verify=False)
-    return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded)
+    return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded, pretrained=before)
 
 
 def train(

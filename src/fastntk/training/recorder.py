@@ -41,6 +41,7 @@ from fastntk.training.trace_writer import GRADIENTS_UP_TO
 from fastntk.training.tuned_head import tuned_head
 from fastntk.training.visitors import Visitors, names_and_targets
 from fastntk.tuning import Subset
+from fastntk.tuning.outside import noted
 
 FIT = 2e-2
 """How far the head's gradient may be from what ``loss`` gives, over its own length; ten times that in low precision."""
@@ -93,7 +94,7 @@ class Recorder:
         if self._head.bias is not None and not subset.parameters[self._head.bias].requires_grad:
             raise InputError(f"The head's bias ({self._head.bias}) is in the subset but frozen: tune the weight alone.")
         self.model, self.subset, self._parameters = model, subset, subset.parameters
-        self._anchor = subset.get()
+        self._anchor, self._pretrained = subset.get(), noted(subset)
         self._given_loss, self._average = loss, average
         self._loss: PathLoss | None = None
         self._fingerprint: tuple[float, ...] | None = None
@@ -170,7 +171,7 @@ class Recorder:
             self.close()
             raise
         self._release()
-        return Run(self.model, self.subset, self._anchor, samples, trace=trace)
+        return Run(self.model, self.subset, self._anchor, samples, trace=trace, pretrained=self._pretrained)
 
     def close(self) -> None:
         """Let go of model and optimiser and keep nothing; not needed after ``finish``."""

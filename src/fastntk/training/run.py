@@ -6,6 +6,7 @@ Saving and loading is :mod:`fastntk.storage.runs`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import Trace
 from fastntk.tuning import Subset
+from fastntk.tuning.outside import digests
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,9 @@ class Run:
     ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was made or loaded without
     its data; what needs images then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
     the path of the fine-tuning, where it was recorded. ``data_facts``: what the folder of a loaded run says of its data (counts,
-    class names, digests), which is all that is known of it where there are no samples.
+    class names, digests), which is all that is known of it where there are no samples. ``pretrained``: the weights outside the
+    subset before any training on these samples, as tensors or digests by their names in the state_dict; ``fit`` and ``record``
+    note them where the model has no card that does. Where they are unknown, no verdict says that the samples were forgotten.
     """
 
     model: nn.Module
@@ -40,6 +44,7 @@ class Run:
     source: dict[str, Any] | None = field(default=None)
     trace: Trace | None = None
     data_facts: dict[str, Any] | None = None
+    pretrained: Mapping[str, Tensor | str] | None = None
 
     def __post_init__(self) -> None:
         if self.subset.model is not self.model:
@@ -52,6 +57,8 @@ class Run:
             )
         if not torch.isfinite(self.anchor).all():
             raise InputError("Run: the anchor has NaN or infinite entries.")
+        if self.pretrained is not None:
+            object.__setattr__(self, "pretrained", digests(self.pretrained))
         if self.trace is not None and self.samples is not None:
             object.__setattr__(self, "samples", as_listed(self.samples, self.trace))
         if self.trace is not None:

@@ -11,6 +11,7 @@ import math
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import function_name
 from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of, trace_of
 from fastntk.unlearning.registry import METHODS, find_method
-from fastntk.unlearning.residue import outside_report, renew_statistics
+from fastntk.unlearning.residue import cannot_be_told, check_reason, outside_report, renew_statistics
 from fastntk.unlearning.result import Unlearned
 
 Names = Sequence[int | str] | None
@@ -47,6 +48,7 @@ def unlearn(
     method: str | None = None,
     linearisation: Linearisation | None = None,
     plan: Plan | None = None,
+    accept_outside: str | None = None,
     **options: Any,
 ) -> Unlearned:
     """Make a copy of the run's model that behaves as if it had never seen the samples named.
@@ -56,10 +58,25 @@ def unlearn(
     ``linearise_run``, to serve several requests. ``plan``: one that ``fastntk.plan`` made for this request, whose route is
     taken; without it one is made. ``options`` are those of the method: an unknown one is refused with the list of known ones.
 
+    Weights outside the tuned subset are not changed. Where they were trained on this data too, or nothing is known of them, a
+    warning says so first, and no audit will say that the samples were forgotten; ``accept_outside``: why you go on all the same,
+    which is recorded.
+
     Without ``method``: ``path-replay`` where the run has a trace, else ``tangent-replay`` where it has a recipe, else
     ``fast-ntk``; ``details["method"]`` says which, ``details["method_because"]`` why.
     """
-    job = prepare(run, classes=classes, ids=ids, method=method, linearisation=linearisation, plan=plan, options=options)
+    job = prepare(
+        run,
+        classes=classes,
+        ids=ids,
+        method=method,
+        linearisation=linearisation,
+        plan=plan,
+        options=options,
+        accept_outside=accept_outside,
+    )
+    if job.leaves_open and accept_outside is None:
+        warnings.warn(f"unlearn: {job.outside['message']}", stacklevel=2)
     return job.execute()
 
 
@@ -122,6 +139,18 @@ class Job:
     preparing_seconds: float
     because: str = ""
     """Why this method."""
+    accepted: str | None = None
+    """Why it is done although weights outside the subset may remember."""
+
+    @property
+    def outside(self) -> dict[str, Any]:
+        """What is known of the weights outside the tuned subset."""
+        return dict(self.plan.outside) | ({} if self.accepted is None else {"accepted": self.accepted})
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether weights that this method does not reach may remember the samples."""
+        return cannot_be_told(self.outside) and self.options.get("retrain") is None
 
     def facts(self) -> dict[str, str]:
         """What is about to happen, what it takes, and what Retrain would take: name and value, for people."""
@@ -168,7 +197,7 @@ class Job:
             "request": _request_details(origin, task.split, self.previous),
             **outcome.details,
             **(renew_statistics(origin, model, task.split) if outcome.model is None else {"batch_norm_statistics": RETURNED}),
-            "outside_subset": outside_report(origin) if outcome.model is None else {"status": "retrained", "message": RETURNED},
+            "outside_subset": self.outside if outcome.model is None else {"status": "retrained", "message": RETURNED},
             "seconds": task.stages | {"total": time.perf_counter() - started},
             "peak_memory_bytes": _peak_memory(),
         }
@@ -197,6 +226,7 @@ def prepare(
     options: dict[str, Any] | None = None,
     split: Split | None = None,
     measured: bool = False,
+    accept_outside: str | None = None,
 ) -> Job:
     """Check a request and plan it; ``measured`` adds times, from a calibration of a few seconds.
 
@@ -206,6 +236,7 @@ def prepare(
     origin = previous.run if previous else run
     assert isinstance(origin, Run)
     check_precision(origin.subset.parameters.items())
+    check_reason(accept_outside)
     because = "it was asked for"
     if method is None:
         method, because = _planned_method(plan) if plan is not None else default_method(origin)
@@ -229,7 +260,7 @@ def prepare(
     else:
         _check_plan(plan, task, chosen, asked)
     plan.route(chosen.name)
-    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating, because)
+    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating, because, accept_outside)
 
 
 def default_method(run: Run) -> tuple[str, str]:
@@ -322,6 +353,7 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
         engine={} if engine is None else engine.routes,
         request=_request_digest(task),
         options={method.name: options for method, options in methods.items()},
+        outside=outside_report(run),
     )
     return plan, calibrating
 

@@ -7,6 +7,7 @@ nothing is known of them, the result says that influence remains there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,44 +15,73 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import InputError
 from fastntk.data import Samples, Split
 from fastntk.models import card_of, logits
 from fastntk.training.run import Run
 from fastntk.tuning.adapters import adapters_of, backbone_names, inside
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+from fastntk.tuning.outside import digests, outside
 
 
 def outside_report(run: Run) -> dict[str, Any]:
-    """JSON-able: are the weights outside the subset the pre-trained ones?"""
-    card = card_of(run.model)
-    if card is None or not card.fingerprint:
-        return {
-            "status": "unknown",
-            "message": "Nothing is known of the pre-trained weights, so influence of the forgotten samples may remain "
-            "in the weights outside the tuned subset.",
-        }
-    tuned, adapters = set(run.subset.names), adapters_of(run.model)
-    before = backbone_names(run.model)
+    """JSON-able: are the weights outside the subset those from before any training on the data?
+
+    ``status``: ``none`` (all weights are tuned), ``pre-trained``, ``differ`` or ``unknown``; then ``count`` and some ``names``.
+    """
+    weights, adapters = outside(run.subset), adapters_of(run.model)
+    if not weights:
+        return {"status": "none", "message": "All weights are in the tuned subset: none is outside."}
+    known, origin = _before(run)
+    trained = {name for name in weights if inside(name, (*adapters.trained, *adapters.copies))}
     changed = [
-        name
-        for name, tensor in run.model.state_dict().items()
-        if name not in tuned
-        and name.rpartition(".")[2] not in STATISTICS
-        and (
-            inside(name, (*adapters.trained, *adapters.copies))
-            or (name in before and before[name] in card.fingerprint and tensor_digest(tensor) != card.fingerprint[before[name]])
-        )
+        name for name, value in weights.items() if name in trained or (name in known and tensor_digest(value) != known[name])
     ]
+    unknown = [name for name in weights if name not in known and name not in trained]
     if changed:
-        return {
-            "status": "differ",
-            "count": len(changed),
-            "names": changed[:20],
-            "message": f"{len(changed)} tensors outside the tuned subset differ from the pre-trained ones: influence "
-            "of the forgotten samples remains there.",
-        }
-    return {"status": "pre-trained", "message": "All weights outside the tuned subset are the pre-trained ones."}
+        return _found(
+            "differ",
+            changed,
+            f"{len(changed)} tensors outside the tuned subset were trained ({origin}): what they learnt of the forgotten samples "
+            "remains there.",
+        )
+    if unknown:
+        return _found(
+            "unknown",
+            unknown,
+            f"Of {len(unknown)} tensors outside the tuned subset it is not known whether they were trained on this data: what "
+            "they learnt of the forgotten samples would remain there.",
+        )
+    return {"status": "pre-trained", "message": f"All weights outside the tuned subset are the pre-trained ones ({origin})."}
+
+
+def _before(run: Run) -> tuple[dict[str, str], str]:
+    """Digests from before any training, by present names, and how they are known."""
+    if run.pretrained is not None:
+        return digests(run.pretrained), "compared with those from before the training began"
+    card = card_of(run.model)
+    if card is None:
+        return {}, ""
+    names = backbone_names(run.model).items()
+    known = {name: card.fingerprint[before] for name, before in names if before in card.fingerprint}
+    return known, f"compared with those that {card.name} was built with"
+
+
+def _found(status: str, names: list[str], message: str) -> dict[str, Any]:
+    return {"status": status, "count": len(names), "names": names[:20], "message": message}
+
+
+def cannot_be_told(report: Mapping[str, Any]) -> bool:
+    """Whether weights that unlearning does not reach may remember the samples, by :func:`outside_report`."""
+    return report.get("status") in ("differ", "unknown")
+
+
+def check_reason(reason: str | None) -> None:
+    """Refuse an ``accept_outside`` that says nothing."""
+    if reason is not None and not (isinstance(reason, str) and reason.strip()):
+        raise InputError(
+            f"accept_outside takes the reason in words, which the record repeats (such as 'the backbone was trained elsewhere "
+            f"and on other data'); got {reason!r}."
+        )
 
 
 def statistics_updated(run: Run) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,9 @@ class Unlearned:
         """
         samples = None if self.run.samples is None else self.retained
         subset = self.run.subset.on(self.model)
-        return Run(self.model, subset, self.run.anchor, samples, recipe=self.run.recipe, source=self.run.source, trace=self.trace)
+        return dataclasses.replace(
+            self.run, model=self.model, subset=subset, samples=samples, history=(), trace=self.trace, data_facts=None
+        )
 
     def accuracies(self) -> dict[str, dict[str, float]]:
         """Accuracy ``before`` and ``after`` on the ``retain`` and the ``forget`` set, as fractions."""

@@ -24,6 +24,7 @@ from fastntk.base.errors import InputError, listing
 from fastntk.models.card import fingerprint_of
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
+from fastntk.tuning.outside import outside
 
 Retrainer = Callable[[list[str], int], nn.Module | Mapping[str, Tensor] | Tensor | Run]
 CONTRACT = "retrain(keep_ids, seed) returns an nn.Module, a state_dict, the tuned vector or a Run"
@@ -32,7 +33,7 @@ CONTRACT = "retrain(keep_ids, seed) returns an nn.Module, a state_dict, the tune
 @dataclass(frozen=True, eq=False)
 class OwnTraining:
     """What came back. ``model``: a copy of the run's with that state, in eval mode. ``whole``: all of it came back, not the tuned
-    vector alone. ``outside``: tensors outside the tuned subset that are not as in the run. ``run``: where a Run came back.
+    vector alone. ``outside``: weights outside the tuned subset that are not as in the run. ``run``: where a Run came back.
     """
 
     model: nn.Module
@@ -87,10 +88,8 @@ def train_own(run: Run, retrain: Retrainer, keep_ids: Sequence[str], *, seed: in
             f"{function_name(retrain)} returned the run's own weights, to the last bit: it has to train again from the "
             f"pre-trained weights, on the {len(keep_ids):,} samples it is given, with the seed it is given."
         )
-    tuned = set(run.subset.names)
-    counters = "num_batches_tracked"
-    outside = [name for name in after if after[name] != before[name] and name not in tuned and not name.endswith(counters)]
-    return OwnTraining(model, whole, tuple(outside), returned if isinstance(returned, Run) else None)
+    changed = [name for name in outside(run.subset) if after[name] != before[name]]
+    return OwnTraining(model, whole, tuple(changed), returned if isinstance(returned, Run) else None)
 
 
 def _state(run: Run, returned: object) -> tuple[dict[str, Any], bool]:
