@@ -73,6 +73,12 @@ def audit(
     shared = _check_subject(run, result, holdout)
     if retrain is not None:
         check_function(retrain)
+        if not isinstance(reference, str | None) and (ensemble is None or ensemble_kind != "real"):
+            raise InputError(
+                "Retrains are given (reference=results, --reference RESULT), and so is a function to train them (retrain=f, "
+                "--retrain-with), which nothing would use. Give one of both: the results, or the function with reference='retrain'"
+                " or none. Both go together only where the function trains a real ensemble (ensemble=K)."
+            )
         reference = "retrain" if reference is None else reference
     planned = _planned(reference, retrains)
     check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=membership, probes=probes))

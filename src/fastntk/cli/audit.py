@@ -11,7 +11,7 @@ import typer
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import DataOverride, RetrainWith, load_function, open_run
+from fastntk.cli.request import DataOverride, LossWith, RetrainWith, load_function, open_run
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
@@ -35,6 +35,7 @@ def audit(
         ),
     ] = None,
     retrain_with: RetrainWith = None,
+    loss_with: LossWith = None,
     retrains: Annotated[
         int, typer.Option("--retrains", min=0, help="Where Retrain is trained now: further ones with other seeds.")
     ] = 1,
@@ -92,9 +93,9 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data, device=device)
+        loaded = open_run(run, data, device=device, loss_with=loss_with)
         subject = load_result(result, loaded)
-        function = None if retrain_with is None else load_function(retrain_with)
+        function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
         reference = "retrain" if reference is None and function is not None else reference
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # A class that an earlier request forgot may be gone from the hold-out set too.

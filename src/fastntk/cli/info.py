@@ -49,6 +49,8 @@ def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
         return f"fastntk plan {folder} --classes 0"
     if (folder / "audit.json").is_file():
         return f"fastntk report {folder}"
+    if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
+        return f"fastntk plan {folder} --classes 0"
     data = " --data SRC" if manifest["source"] is None else ""
     reference = "--retrain-with MODULE:FUNCTION" if manifest["recipe"] is None else "--reference retrain"
     return f"fastntk audit RUN {folder} --holdout SRC{data} {reference}"

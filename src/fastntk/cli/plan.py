@@ -18,12 +18,14 @@ from fastntk.cli.request import (
     Ids,
     IdsFile,
     Images,
+    LossWith,
     MemoryBudget,
     Person,
     PersonsFile,
     RowsPlace,
     check_request,
     nearest_folder,
+    needs_loss,
     open_with_trace,
     row_options,
 )
@@ -49,6 +51,7 @@ def plan(
     out: Annotated[
         Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
     ] = Path("result"),
+    loss_with: LossWith = None,
     data: DataOverride = None,
     images: Images = True,
     rows: RowsPlace = None,
@@ -83,7 +86,7 @@ def plan(
     scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device)
+        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         if absent is not None:
             typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
@@ -96,6 +99,7 @@ def plan(
     named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
     request = named if classes is None else f"--classes {classes}"
     given = {
+        "--loss-with": loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None),
         "--device": None if device == "auto" else device,
         "--rows": rows,
         "--memory-budget": memory_budget,

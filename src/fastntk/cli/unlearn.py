@@ -19,6 +19,7 @@ from fastntk.cli.request import (
     Ids,
     IdsFile,
     Images,
+    LossWith,
     MemoryBudget,
     Person,
     PersonsFile,
@@ -82,6 +83,7 @@ def unlearn(
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
     retrain_with: RetrainWith = None,
+    loss_with: LossWith = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
@@ -129,13 +131,13 @@ def unlearn(
     given |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     if retrain_with is not None and method != "retrain":
         raise InputError("--retrain-with goes with --method retrain: it is the training that one does.")
-    given["retrain"] = None if retrain_with is None else load_function(retrain_with)
+    given["retrain"] = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
     given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if method is not None:
         method_options(method, given, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device)
+        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
         if "scratch" in METHODS[name].options:

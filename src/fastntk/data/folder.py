@@ -14,6 +14,7 @@ from PIL import Image
 
 from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
+from fastntk.data.transforms import UNREADABLE
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SPLITS = ("train", "test", "holdout", "val")
@@ -46,7 +47,7 @@ def read_image(path: Path) -> Image.Image:
         with Image.open(path) as image:
             image.load()
             return image
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path} cannot be decoded as an image: {error}; repair or remove it") from error
 
 

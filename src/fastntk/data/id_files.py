@@ -15,6 +15,8 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data.samples import Samples, as_ids
 
 _COLUMNS = ("id", "person")
+_BLANK = " \t\r"
+"""What is cut off at the ends of a line; anything else, such as U+2028, may be part of an id."""
 
 
 def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) -> tuple[str, ...]:
@@ -40,12 +42,12 @@ def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) ->
 def id_lines(path: str | Path) -> list[str]:
     """The lines of a text file of ids, one id or pattern a line, without blank lines and those that begin with ``#``."""
     try:
-        text = Path(path).read_text("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path} is not there: expected a text file with one id a line.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as a text file (UTF-8) with one id a line: {error}.") from error
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip(_BLANK) for line in text.split("\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         raise InputError(f"{path} holds no id: expected one id a line.")
@@ -55,7 +57,7 @@ def id_lines(path: str | Path) -> list[str]:
 def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
     """The lines without a comment at their end (a space and ``#``), unless the whole line is an id."""
     known = frozenset(samples.ids)
-    return [line if line in known else re.split(r"\s#", line, maxsplit=1)[0].strip() for line in lines]
+    return [line if line in known else re.split(r"[ \t]#", line, maxsplit=1)[0].strip(_BLANK) for line in lines]
 
 
 def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
-from fastntk.data.transforms import prepare
+from fastntk.data.transforms import UNREADABLE, prepare
 from fastntk.models.card import InputSpec
 
 # Where no column is named, the first of these that an item has.
@@ -73,7 +73,7 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
     labels: list[int] = []
     step, times = max(1, len(dataset) // _READ_TWICE), -(-_READ_TWICE // len(dataset))
     for index in track(range(len(dataset)), "reading the dataset"):
-        item = dataset[index]
+        item = _item(dataset, index)
         image, label = _pair(item, index, reading)
         if images and image.shape != images[0].shape:
             raise InputError(
@@ -81,12 +81,21 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
                 "all images must have one shape; resize in the dataset's transform"
             )
         for _ in range(times if index % step == 0 and not reading.allow_random else 0):
-            _refuse_random(index, (image, label), _pair(dataset[index], index, reading))
+            _refuse_random(index, (image, label), _pair(_item(dataset, index), index, reading))
         images.append(image)
         labels.append(label)
         if item_ids is not None:
             item_ids.append(_id(_entry(item, index, reading.id_column, (), what="id")))
     return Contents(torch.stack(images), labels, ids if item_ids is None else item_ids, _classes(dataset, reading.label_column))
+
+
+def _item(dataset: Any, index: int) -> Any:
+    """One item; a file that the data set cannot decode is named."""
+    try:
+        return dataset[index]
+    except UNREADABLE as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"item {index} of the data set cannot be read: {reason}; repair or remove it") from error
 
 
 def permanent_ids(dataset: Any) -> list[Any] | None:

@@ -193,9 +193,13 @@ class Samples:
 
 def as_ids(ids: Any) -> tuple[str, ...]:
     """Return ids as strings; accepts an iterable, array or tensor of int or str, or a single one."""
-    if isinstance(ids, (str, int)):
+    if isinstance(ids, (Tensor, np.ndarray)):
+        ids = ids.tolist()
+    if isinstance(ids, (str, int, np.integer)):
         ids = (ids,)
-    values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else list(ids)
+    if not isinstance(ids, Iterable):
+        raise InputError(f"ids must be int or str, or a sequence of them, not {type(ids).__name__}")
+    values = list(ids)
     wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))]
     if wrong:
         raise InputError(f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}")

@@ -43,6 +43,10 @@ _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 def check_spec(spec: InputSpec) -> None:
     """Refuse an input description that cannot be followed."""
+    if not isinstance(spec, InputSpec):
+        raise InputError(
+            f"spec must be a fastntk.InputSpec: fastntk.input_spec(model), or InputSpec(size, mean, std); got {spec!r}"
+        )
     if spec.size < 1 or not 0 < spec.crop <= 1:
         raise InputError(f"image size must be at least 1 and crop in (0, 1], not {spec.size} and {spec.crop}")
     if len(spec.mean) != 3 or len(spec.std) != 3 or min(spec.std) <= 0:
@@ -51,9 +55,14 @@ def check_spec(spec: InputSpec) -> None:
         raise InputError(f"unknown interpolation {spec.interpolation!r}; use one of {listing(INTERPOLATIONS)}")
 
 
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+"""What Pillow raises on a file that it cannot decode."""
+
+
 def prepare(picture: Picture, spec: InputSpec) -> Tensor:
     """Return a PIL image or uint8 array (H, W, 3) or (H, W) as a float32 tensor (3, size, size)."""
     check_spec(spec)
+    _check_picture(picture)
     if spec.processor is not None:
         return _processed(picture, spec, spec.processor)
     image = resize_and_crop(as_rgb(picture), spec)
@@ -61,6 +70,17 @@ def prepare(picture: Picture, spec: InputSpec) -> Tensor:
     mean, std = np.array(spec.mean, dtype=np.float32), np.array(spec.std, dtype=np.float32)
     pixels = (pixels - mean) / std
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _check_picture(picture: object) -> None:
+    """Refuse what is no picture, or one that cannot be decoded."""
+    if isinstance(picture, Image.Image):
+        try:
+            picture.load()
+        except UNREADABLE as error:
+            raise InputError(f"the picture cannot be decoded: {error}; repair or remove it") from error
+    elif not isinstance(picture, np.ndarray):
+        raise InputError(f"a picture must be a PIL image or a uint8 array, not {type(picture).__name__}: open files first")
 
 
 def _processed(picture: Picture, spec: InputSpec, settings: Mapping[str, Any]) -> Tensor:

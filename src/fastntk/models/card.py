@@ -35,7 +35,7 @@ class InputSpec:
     interpolation: str = "bilinear"
     crop: float = 1.0
     source: str = "given"
-    processor: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ModelCard:
     image_size: int
     input: InputSpec
     weights_sha256: str | None = None
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
-from fastntk.models.hf_processor import keeps_proportions, normalisation, output_side, read_settings, scaled
+from fastntk.models.hf_processor import interpolation, keeps_proportions, normalisation, output_side, read_settings, scaled
 from fastntk.models.loading import HEAD_NAMES, head_names, load_backbone, output_layers, zero_head
 from fastntk.models.parts import Built
 from fastntk.models.positions import resample_positions
@@ -241,9 +240,8 @@ def _input_spec(
     if keeps_proportions(settings):
         notes.append("its image processor does not make pictures square: only those that are can be loaded")
     mean, std = normalisation(settings)
-    resample = settings.get("resample")
-    interpolation = "bilinear" if resample is None else Image.Resampling(resample).name.lower()
-    spec = InputSpec(size, mean, std, interpolation=interpolation, source=settings["image_processor_type"], processor=settings)
+    kind = settings["image_processor_type"]
+    spec = InputSpec(size, mean, std, interpolation=interpolation(settings), source=kind, processor=settings)
     return spec, tuple(notes)
 
 

@@ -29,14 +29,16 @@ def read_settings(transformers: Any, location: str, *, name: str) -> dict[str, A
         processor = transformers.AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
         settings: dict[str, Any] = json.loads(processor.to_json_string())
         settings["image_processor_type"] = type(processor).__name__  # the saved form leaves out which of the two it is
-        _processor(json.dumps(settings, sort_keys=True))
+        process(Image.new("RGB", _SQUARES[0]), settings)
+        normalisation(settings)
+        interpolation(settings)
     except Exception as error:  # transformers raises many kinds: wrong files, unknown classes, packages that are missing
         if isinstance(error, OSError) and not _saved(transformers, location):
             return None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{name}: the image processor saved with it cannot be used, so nothing says how pictures become its inputs: {reason} "
-            "Repair or replace its preprocessor_config.json"
+            f"{name}: the image processor saved with it cannot be used, so nothing says how pictures become its inputs: "
+            f"{reason.rstrip('.')}. Repair or replace its preprocessor_config.json"
         ) from error
     return settings
 
@@ -45,8 +47,10 @@ def process(picture: Image.Image, settings: Mapping[str, Any]) -> Tensor:
     """Return what the processor of these settings makes of one picture, in float32: (3, H, W) for those that are usable here."""
     try:
         pixels = _processor(json.dumps(settings, sort_keys=True))(picture, return_tensors="pt")["pixel_values"]
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise InputError(f"{settings['image_processor_type']} cannot take this picture: {error}") from error
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
+        raise InputError(
+            f"{settings['image_processor_type']} cannot take this picture: {type(error).__name__}: {error}"
+        ) from error
     tensor: Tensor = pixels[0].to(torch.float32)
     return tensor
 
@@ -83,8 +87,16 @@ def normalisation(settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple
     return tuple(value / factor for value in mean), tuple(value / factor for value in std)
 
 
+def interpolation(settings: Mapping[str, Any]) -> str:
+    """The name of the filter that it resizes with."""
+    resample = settings.get("resample")
+    return "bilinear" if resample is None else Image.Resampling(resample).name.lower()
+
+
 def _three(value: float | list[float]) -> list[float]:
-    return value if isinstance(value, list) else [value] * 3
+    """One number, alone or in a list, is for all channels."""
+    numbers = value if isinstance(value, list) else [value]
+    return numbers * 3 if len(numbers) == 1 else numbers
 
 
 def _saved(transformers: Any, location: str) -> bool:

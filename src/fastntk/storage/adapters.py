@@ -8,10 +8,11 @@ Loading a run reads neither: its own files hold all weights. The copy is for ser
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fastntk.base.errors import listing
+from fastntk.base.errors import InputError, listing
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.training.run import Run
 from fastntk.tuning.adapters import active_adapter, adapter_configs, adapters_of, unwrapped
@@ -47,7 +48,7 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     peft = import_optional("peft", extra="peft")
     configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
     first, *others = configs
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _refusing(model):
         if not facts["wrapped"]:
             for name, config in configs.items():
                 peft.inject_adapter_in_model(config, model, adapter_name=name)
@@ -61,6 +62,19 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         outer.set_adapter(facts["active"])
     assert isinstance(outer, nn.Module)
     return outer
+
+
+@contextlib.contextmanager
+def _refusing(model: nn.Module) -> Iterator[None]:
+    """What peft says of a model that the saved adapters are not of."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"The adapters of this run do not fit this {type(model).__name__}: {reason.rstrip('.')}. Give model=... of the "
+            "architecture that they were trained in."
+        ) from error
 
 
 def write_adapter(run: Run, folder: Path) -> str | None:

@@ -56,7 +56,13 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     this order. DataGoneError where the source or one of them is not there.
     """
     source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
-    if source is None or card is None:
+    if card is None:
+        raise DataGoneError(
+            f"The model of this run, a {manifest['model']['class']}, was not made by build_model, so nothing says how pictures "
+            "become its inputs, and no source of data (--data) can be read for it. Give samples that are ready, in Python: "
+            "Run.load(folder, samples=...)."
+        )
+    if source is None:
         raise DataGoneError(
             "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
         )

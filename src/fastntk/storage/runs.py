@@ -103,7 +103,7 @@ def load_run(
     ``trace=False``: leave the trace out (it is not read, so neither verified). ``loss``: the function that the loop was recorded
     with, where it was one of its own, which no file holds.
     """
-    target = find_device(device) if isinstance(device, str) else device
+    target = None if device is None else find_device(device)
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
     recorded = stored_trace(bundle.folder, manifest) if trace else None
