@@ -76,7 +76,7 @@ def audit(
         if not isinstance(reference, str | None) and (ensemble is None or ensemble_kind != "real"):
             raise InputError(
                 "Retrains are given (reference=results, --reference RESULT), and so is a function to train them (retrain=f, "
-                "--retrain-with), which nothing would use. Give one of both: the results, or the function with reference='retrain'"
+                "--retrain-with), which nothing would use. Give one: the results, or the function with reference='retrain'"
                 " or none. Both go together only where the function trains a real ensemble (ensemble=K)."
             )
         reference = "retrain" if reference is None else reference

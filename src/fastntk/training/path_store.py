@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.atomic import new_folder
+from fastntk.base.errors import listing
 from fastntk.data import Samples
 from fastntk.training.live_optimizer import Numbers, varying
 from fastntk.training.losses import LossFunction
@@ -139,6 +142,26 @@ class PathStore:
         if writer.keeps_gradients and self._head.body and most > self._room:
             writer.leave_body()
             self.kept = ()
+
+    def leave(self, skipped: Sequence[str]) -> None:
+        """Parameters of the body that the coming step passes over, for they have no gradient: a replay could not do that.
+
+        Before the first step the path is kept of what lies between them and the head; later of no body.
+        """
+        if not skipped or not self.kept:
+            return
+        if self._writer is None:
+            self.kept = self.kept[max(self.kept.index(name) for name in skipped) + 1 :]
+        else:
+            self._drain()
+            self._writer.leave_body()
+            self.kept = ()
+        warnings.warn(
+            f"{len(skipped)} tuned parameters have no gradient here ({listing(skipped, most=3)}), and the optimiser passes "
+            "them over. The body's path is not kept from there inwards: requests can go "
+            f"{'as deep as that' if self.kept else 'no deeper than the head'}",
+            stacklevel=2,
+        )
 
     def end(self) -> Ended:
         """The last step was taken."""
