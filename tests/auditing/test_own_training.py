@@ -308,7 +308,7 @@ def test_wrong_use_is_said_before_any_training(toy) -> None:
         fastntk.audit(run, result, holdout=toy.holdout, retrain=never, ensemble=FEWEST, ensemble_kind="tangent")
     retrained = fastntk.unlearn(toy.run, ids=toy.ids(3), method="retrain")
     for more in ({}, {"ensemble": FEWEST, "ensemble_kind": "tangent"}):
-        with pytest.raises(InputError, match=r"Retrains are given .* Give one of both"):
+        with pytest.raises(InputError, match=r"Retrains are given .* Give one: the results"):
             fastntk.audit(toy.run, result, holdout=toy.holdout, reference=retrained, retrain=never, **more)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="called"):  # what the function raises is the user's own to see
         fastntk.audit(run, result, holdout=toy.holdout, retrain=never)
