@@ -414,7 +414,7 @@ def test_weights_that_unpack_to_more_than_they_are(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt") as plain, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as small:
         for name in plain.namelist():
             small.writestr(name, plain.read(name))
-    with pytest.raises(InputError, match="torch.save does not pack"):
+    with pytest.raises(InputError, match=r"torch.save does not pack"):
         read_weights(tmp_path / "b.pt")
 
 
@@ -463,5 +463,5 @@ def test_patterns_take_no_exponential_time() -> None:
 
 
 def test_a_source_with_odd_ids_is_named() -> None:
-    with pytest.raises(InputError, match="^toy: ids with line ends"):
+    with pytest.raises(InputError, match=r"^toy: ids with line ends"):
         Catalog("toy", ("a\nb",), np.zeros(1, np.int64), None, lambda row: np.zeros((1, 1), np.uint8))
