@@ -10,12 +10,15 @@ import signal
 import sys
 from types import FrameType
 
+from fastntk.base.text import is_utf8
+
 
 def main() -> None:
     """Run the command line; the entry point of ``fastntk``."""
     # Read once, when torch loads: threads that spin while they wait ruin each other on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGTERM, _terminated)
+    _refuse_no_text(sys.argv[1:])
     try:
         from fastntk.cli.app import app
     except KeyboardInterrupt:
@@ -27,3 +30,11 @@ def main() -> None:
 def _terminated(number: int, frame: FrameType | None) -> None:
     """Leave through the usual clean-up, so that a polite kill leaves no unfinished folder behind."""
     raise SystemExit(128 + number)
+
+
+def _refuse_no_text(arguments: list[str]) -> None:
+    """End with code 2 where a path or name is not UTF-8: no manifest could hold it, which would be found only after the work."""
+    odd = [ascii(argument) for argument in arguments if not is_utf8(argument)]
+    if odd:
+        print(f"Error: not UTF-8: {', '.join(odd)}. Rename what it names, or change to its folder.", file=sys.stderr)
+        sys.exit(2)

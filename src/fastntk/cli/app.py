@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import sys
 import traceback
 from importlib import metadata
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from fastntk.cli.demo import demo
 from fastntk.cli.erase import erase
 from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
+from fastntk.cli.output import note
 from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
 from fastntk.cli.report import report
@@ -98,8 +98,8 @@ def options(
 def _fail(message: str, *, debug: bool) -> None:
     """Print to standard error; the traceback first where debugging was asked for."""
     if debug:
-        traceback.print_exc()
-    print(message, file=sys.stderr)
+        note(traceback.format_exc())
+    note(message)
 
 
 def _unexpected(error: Exception, *, debug: bool) -> None:

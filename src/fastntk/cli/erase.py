@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size
+from fastntk.base.text import byte_size, printable
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
@@ -127,7 +127,7 @@ def _confirm(folder: Path) -> None:
 
     if not sys.stdin.isatty():
         raise InputError("Nothing was removed: nobody is there to confirm it. Add --yes where that is intended.")
-    if not typer.confirm(f"Remove {folder} for good?", err=True):
+    if not typer.confirm(printable(f"Remove {folder} for good?"), err=True):
         typer.echo("Nothing was removed.", err=True)
         raise typer.Exit(130)
 

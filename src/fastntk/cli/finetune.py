@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size, duration, percent
+from fastntk.base.errors import InputError
+from fastntk.base.text import byte_size, duration, is_utf8, percent
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
 
@@ -158,7 +159,6 @@ def prepare(
 
 def no_trace_because(subset: Subset, samples: Samples, recipe: Recipe, *, wanted: bool | None) -> str | None:
     """Why no trace is recorded, None where one is; refused where one is ``wanted`` (None: where possible) and cannot be."""
-    from fastntk.base.errors import InputError
     from fastntk.training.network import check_samples
     from fastntk.training.recording import FitRecorder
 
@@ -249,5 +249,9 @@ def portable(data: str) -> str:
     if not name.place or name.kind == "hf":
         return data
     place = Path(name.place).expanduser().resolve()
+    if not is_utf8(str(place)):
+        raise InputError(
+            f"the path of the data is not UTF-8, so no run could say where it is: {str(place)!a}; rename its folders"
+        )
     split = "" if name.split is None else f"@{name.split}"
     return f"{place}{split}" if name.kind in ("npz", "folder") else f"{name.kind}:{place}{split}"

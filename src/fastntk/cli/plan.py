@@ -10,7 +10,7 @@ import typer
 from fastntk.base.errors import InputError
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     Classes,
     DataOverride,
@@ -52,6 +52,13 @@ def plan(
         Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
     ] = Path("result"),
     loss_with: LossWith = None,
+    duplicates: Annotated[
+        str,
+        typer.Option(
+            "--duplicates",
+            help="Copies of what is forgotten among what stays: exact, or near for those that look alike too (JPEG, resized).",
+        ),
+    ] = "exact",
     data: DataOverride = None,
     images: Images = True,
     rows: RowsPlace = None,
@@ -63,6 +70,7 @@ def plan(
 ) -> None:
     """Estimate time and memory of every way to forget, and of retraining, from a calibration of a few seconds.
 
+    Samples that stay although they are copies of some that go are named first: erasing one copy erases nothing.
     Nothing is written. `unlearn` with the same options takes the route marked ->.
 
     Examples:
@@ -72,6 +80,8 @@ def plan(
     fastntk plan runs/digits --ids-file deletions.txt --method tangent-replay --memory-budget 4GB
     """
     output = Output(as_json=json)
+    if duplicates not in ("exact", "near"):
+        raise InputError(f"--duplicates {duplicates}: expected exact or near.")
     requested = check_request(classes, ids, ids_file, person, persons_file)
     places = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if option and method is None:
@@ -88,11 +98,12 @@ def plan(
     with progress():
         loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         if absent is not None:
-            typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
+            note(f"{absent} Planning with the trace alone: path-replay, depth head.")
         labels = None if classes is None else parse_classes(classes, loaded.listed)
         sample_ids = None if requested is None else requested.resolve(loaded.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, **options, **places, **scratch)
+        budgets = {**options, **places, **scratch}
+        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, duplicates=duplicates, **budgets)  # type: ignore[arg-type]
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds

@@ -11,7 +11,7 @@ import typer
 
 from fastntk.base.text import duration
 from fastntk.cli.options import Json, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
 
 if TYPE_CHECKING:
     from fastntk.reproduce.cells import Cell
@@ -87,7 +87,7 @@ def reproduce(
             written = write_table(table, cells, out=out)
     except KeyboardInterrupt:
         # What is finished is kept as records; nothing half-done remains.
-        print(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}", file=sys.stderr)
+        note(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
     output.finish(
         {"command": "reproduce", "table": table, "ran": len(steps), "written": [str(path) for path in written]},

@@ -11,7 +11,7 @@ from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     Classes,
     DataOverride,
@@ -174,12 +174,12 @@ def without_images(method: str, options: dict[str, Any], absent: str) -> dict[st
     if "images" in METHODS[method].needed(options):
         raise InputError(f"{absent} {method} needs the images. {advice}")
     if method != "path-replay":
-        typer.echo(f"{absent} Going on without images.", err=True)
+        note(f"{absent} Going on without images.")
         return options
     depth = options.get("depth", "auto")
     if str(depth) not in ("head", "0", "auto"):
         raise InputError(f"{absent} Depth {depth} needs the images. {advice}")
-    typer.echo(f"{absent} Going on with the trace alone: depth head.", err=True)
+    note(f"{absent} Going on with the trace alone: depth head.")
     return {**options, "depth": "head"}
 
 

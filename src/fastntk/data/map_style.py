@@ -19,6 +19,7 @@ from torch.utils.data import Subset
 
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
+from fastntk.data.tables import Pictures, decode_cell, is_cell, is_table
 from fastntk.data.transforms import UNREADABLE, prepare
 from fastntk.models.card import InputSpec
 
@@ -68,6 +69,9 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
     ids = None
     if own_ids:
         ids = permanent_ids(dataset) if reading.id_column is None else _column(dataset, reading.id_column)
+    classes = _classes(dataset, reading.label_column)
+    if reading.spec is not None:
+        dataset = _stored(dataset)
     item_ids: list[Any] | None = [] if ids is None and reading.id_column is not None else None
     images: list[Tensor] = []
     labels: list[int] = []
@@ -86,7 +90,14 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
         labels.append(label)
         if item_ids is not None:
             item_ids.append(_id(_entry(item, index, reading.id_column, (), what="id")))
-    return Contents(torch.stack(images), labels, ids if item_ids is None else item_ids, _classes(dataset, reading.label_column))
+    return Contents(torch.stack(images), labels, ids if item_ids is None else item_ids, classes)
+
+
+def _stored(dataset: Any) -> Any:
+    """A table without a transform of its own, or a Subset of one, with its pictures decoded here; other data sets as they are."""
+    if isinstance(dataset, Subset):
+        return Subset(_stored(dataset.dataset), dataset.indices)
+    return Pictures(dataset) if is_table(dataset) and dataset.format["type"] is None else dataset
 
 
 def _item(dataset: Any, index: int) -> Any:
@@ -104,7 +115,7 @@ def permanent_ids(dataset: Any) -> list[Any] | None:
         parent = permanent_ids(dataset.dataset)
         known: Any = range(len(dataset.dataset)) if parent is None else parent  # type: ignore[arg-type]
         return [known[int(index)] for index in dataset.indices]
-    if _is_table(dataset):
+    if is_table(dataset):
         if getattr(dataset, "_indices", None) is not None:
             warnings.warn(
                 "this table was shuffled or selected from another one, and its ids are row numbers as it is now: give id_column= "
@@ -127,17 +138,12 @@ def _paths(dataset: Any) -> list[str] | None:
     return [Path(entry[0]).relative_to(root).as_posix() for entry in entries]
 
 
-def _is_table(dataset: Any) -> bool:
-    """Whether this is a Hugging Face table, told without importing the package."""
-    return hasattr(dataset, "features") and hasattr(dataset, "column_names") and hasattr(dataset, "with_format")
-
-
 def _column(dataset: Any, name: str) -> list[Any] | None:
     """A column of a table, past any transform of its items; None for data sets that are no tables."""
     if isinstance(dataset, Subset):
         column = _column(dataset.dataset, name)
         return None if column is None else [column[int(index)] for index in dataset.indices]
-    if not _is_table(dataset):
+    if not is_table(dataset):
         return None
     if name not in dataset.column_names:
         raise InputError(f"id_column={name!r}: the table has the columns {listing(dataset.column_names, most=20)}")
@@ -147,7 +153,7 @@ def _column(dataset: Any, name: str) -> list[Any] | None:
 def _classes(dataset: Any, label_column: str | None) -> Iterable[str] | None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    if not _is_table(dataset):
+    if not is_table(dataset):
         names: Iterable[str] | None = getattr(dataset, "classes", None)
         return names
     wanted = LABEL_COLUMNS if label_column is None else (label_column,)
@@ -167,7 +173,7 @@ def _pair(item: Any, index: int, reading: Reading) -> tuple[Tensor, int]:
         raise InputError(f"item {index} must be a pair (image tensor, label) or a dict of them, not {type(item).__name__}")
     if reading.spec is not None and not isinstance(image, Tensor):
         try:
-            image = prepare(image, reading.spec)
+            image = prepare(decode_cell(image, name="it") if is_cell(image) else image, reading.spec)
         except InputError as error:
             raise InputError(f"item {index}: {error}") from error
     if not isinstance(image, Tensor):

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
+from fastntk.data.pictures import MOST_PIXELS
 from fastntk.models.card import InputSpec
 from fastntk.models.hf_processor import process
 
@@ -87,6 +88,7 @@ def _processed(picture: Picture, spec: InputSpec, settings: Mapping[str, Any]) -
     # A processor that converts to RGB has a way of its own with transparency.
     own = isinstance(picture, Image.Image) and picture.mode not in _DEEP_MODES and settings.get("do_convert_rgb")
     image = picture if own and isinstance(picture, Image.Image) else as_rgb(picture)
+    _refuse_strips(image, spec)
     pixels = process(image, settings)
     if tuple(pixels.shape) != (3, spec.size, spec.size):
         raise InputError(
@@ -114,6 +116,7 @@ def as_rgb(picture: Picture) -> Image.Image:
 
 def resize_and_crop(image: Image.Image, spec: InputSpec) -> Image.Image:
     """Resize the shorter side to floor(size / crop), then cut out the centre (size, size)."""
+    _refuse_strips(image, spec)
     width, height = image.size
     shorter = math.floor(spec.size / spec.crop)
     if min(width, height) != shorter:
@@ -124,3 +127,15 @@ def resize_and_crop(image: Image.Image, spec: InputSpec) -> Image.Image:
         width, height = image.size
     left, top = round((width - spec.size) / 2), round((height - spec.size) / 2)
     return image.crop((left, top, left + spec.size, top + spec.size))
+
+
+def _refuse_strips(image: Image.Image, spec: InputSpec) -> None:
+    """Refuse a picture so long and thin that resizing its shorter side would take gigabytes."""
+    shorter, sides = math.floor(spec.size / spec.crop), sorted(image.size)
+    if not sides[0]:
+        raise InputError(f"a picture of {image.width} × {image.height} has no pixels")
+    if shorter * shorter * sides[1] / sides[0] > MOST_PIXELS:
+        raise InputError(
+            f"a picture of {image.width} × {image.height} would have more than {MOST_PIXELS:,} pixels when its shorter side is "
+            f"resized to {shorter}; crop it, or remove it"
+        )

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.text import byte_size, duration
+from fastntk.data.duplicates import Copies
 from fastntk.planning.calibration import Calibration
 from fastntk.planning.problem import Route, Sizes, first_fitting
 
@@ -41,6 +42,8 @@ class Plan:
     retrain_seconds: float | None
     epochs: int | None
     engine: Mapping[str, object]
+    copies: Copies | None = None
+    """Copies of what is to be forgotten among what stays; None where nobody looked, or there are no images to look at."""
 
     @property
     def chosen(self) -> dict[str, Route]:
@@ -80,6 +83,7 @@ class Plan:
             "recipe_known": self.recipe_known,
             "verdict": self.verdict,
             "engine": dict(self.engine),
+            "copies": None if self.copies is None else self.copies.details(),
         }
 
     def table(self) -> str:
@@ -126,8 +130,9 @@ class Plan:
     def __str__(self) -> str:
         s = self.sizes
         rows = f"rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; " if s.stored else ""
+        first = "" if self.copies is None else f"{self.copies}\n"
         return (
-            f"{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
+            f"{first}{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
             f"chunks of {s.chunk}; {rows}budgets: memory "
             f"{byte_size(self.memory_budget)}, disk {byte_size(self.disk_budget)}\n{self.table()}\n{self.verdict}"
         )

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
+from fastntk.data.duplicates import Check, find_copies
 from fastntk.models import device_of
 from fastntk.planning import Plan, Problem, Route, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
 from fastntk.planning.problem import Rows, TraceSizes, without_images
@@ -73,6 +74,7 @@ def plan(
     disk_budget: int | None = None,
     chunk: int | None = None,
     folder: str | Path | None = None,
+    duplicates: Check = "exact",
     **options: Any,
 ) -> Plan:
     """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
@@ -80,6 +82,7 @@ def plan(
     ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows.
     ``options``: those of the one method. Budgets are in bytes; None means 70 % of the memory available and 90 % of the free disk
     where the rows would go (``folder``, or the temporary folder). Without classes and ids, Retrain is counted with all samples.
+    ``Plan.copies``: samples that stay and are copies of some that go; ``duplicates="near"`` adds those that only look alike.
     """
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
@@ -93,10 +96,11 @@ def plan(
         each: each.checked(own | {name: value for name, value in shared.items() if name in each.options}) for each in methods
     }
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
+    copies = find_copies(run.samples, split, check=duplicates)
     result, _ = _plan(Task(run, split, row_options=RowOptions(**shared)), asked, measured=True)
     if not result.chosen:
         result.route(names[0])  # says why
-    return result
+    return replace(result, copies=copies)
 
 
 def _compared(run: Run) -> list[str]:
