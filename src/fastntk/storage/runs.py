@@ -31,6 +31,7 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
 from fastntk.models.card import attach_card, card_from_dict, card_of
+from fastntk.models.foreign_code import refuse_code
 from fastntk.storage.adapters import adapter_facts, with_adapters, write_adapter
 from fastntk.storage.data import check_data, data_facts, fitted
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
@@ -194,6 +195,7 @@ def _prompts(model: nn.Module) -> dict[str, int] | None:
 def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
     """The architecture, by its configuration or card; its weights are loaded afterwards."""
     if stored["config"] is not None:
+        refuse_code(stored["config"], where=f"the model configuration in {folder}")
         model = _from_config(stored["config"])
         if type(model).__name__ == stored["class"]:
             return model
@@ -212,7 +214,7 @@ def _from_config(config: Mapping[str, Any]) -> nn.Module:
     transformers = import_optional("transformers", extra="hf")
     with torch.random.fork_rng(devices=[]):
         kind = transformers.AutoConfig.for_model(**config)
-        model = transformers.AutoModelForImageClassification.from_config(kind)
+        model = transformers.AutoModelForImageClassification.from_config(kind, trust_remote_code=False)
     assert isinstance(model, nn.Module)
     return model
 
