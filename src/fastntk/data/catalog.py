@@ -6,16 +6,20 @@ classes or of the first images of each costs only what it keeps. Ids belong to t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.digest import keyed_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.data.transforms import Picture
 
 Labels = npt.NDArray[np.int64]
+
+_HIDDEN = "hidden-"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,23 @@ class Catalog:
         if self.classes is not None:
             return self.classes
         return tuple(str(label) for label in range(int(self.labels.max()) + 1))
+
+
+def hidden_name(name: str, key: bytes) -> str:
+    """What stands for a class name that is not to be written anywhere: a keyed digest of it."""
+    return _HIDDEN + keyed_digest(["class", name], key)[:16]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a class name is such a digest."""
+    return name.startswith(_HIDDEN)
+
+
+def hiding(catalog: Catalog, key: bytes | None) -> Catalog:
+    """The catalog with its class names hidden; as it is without a key, or where it has labels only."""
+    if key is None or catalog.classes is None:
+        return catalog
+    return dataclasses.replace(catalog, classes=tuple(hidden_name(name, key) for name in catalog.classes))
 
 
 @dataclass(frozen=True, eq=False)
