@@ -22,7 +22,7 @@ from fastntk.auditing.ensembles import check_ensemble, check_offered
 from fastntk.auditing.figures import definitions
 from fastntk.auditing.limits import limits
 from fastntk.auditing.predictions import EvaluationSets, PredictionCache, Predictions, evaluation_sets, predict_sets
-from fastntk.auditing.record import SCHEMA, AuditRecord, Measurements, ReferenceSummary, to_dict
+from fastntk.auditing.record import SCHEMA, AuditRecord, Measurements, ReferenceSummary, sealed, to_dict
 from fastntk.auditing.record_figures import EnsembleKind, Membership
 from fastntk.auditing.references import Reference, check_holdout, check_result, references
 from fastntk.auditing.requirements import Condition, check_possible, evaluate, parse
@@ -30,6 +30,7 @@ from fastntk.auditing.verdict import verdict
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.storage.manifest import versions
+from fastntk.training.network import check_finite
 from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import Retrainer, check_function
 from fastntk.unlearning.result import Unlearned
@@ -107,7 +108,7 @@ def audit(
         fastntk=versions()["fastntk"],
         environment=versions() | {"threads": torch.get_num_threads()},
         subject=sections.subject(result, holdout=len(holdout), classes=classes, data_digest=data_digest),
-        request=sections.request(result, forgotten),
+        request=sections.request(result),
         details=sections.plain(result.details),
         reference=about,
         accuracy=sections.accuracies(models, result.split.whole_classes),
@@ -118,16 +119,17 @@ def audit(
         membership=attacks,
         flow=sections.flow(models, classes),
         loss_histogram=sections.loss_histogram(models),
-        samples=sections.forgotten_samples(models, forgotten, classes, data_digest=data_digest),
         cost=sections.cost(result, first, audit_seconds=time.perf_counter() - started),
         definitions=definitions(),
     )
-    return to_dict(_judged(measured, conditions, shared=shared))
+    return sealed(to_dict(_judged(measured, conditions, shared=shared)))
 
 
 def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
     """Refuse what cannot be audited; return how many hold-out samples are training samples too."""
     check_result(run, result)
+    check_finite(run.model, what="The run's model")
+    check_finite(result.model, what="The unlearned model")
     if len(result.split.forget) == 0:
         raise InputError("There is nothing to audit: the result forgot no samples.")
     return check_holdout(run, holdout)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fastntk.auditing.record import SCHEMA, AuditRecord, schema
+from fastntk.auditing.record import SCHEMA, SEAL, AuditRecord, record_digest, schema
 from fastntk.base.errors import InputError
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
@@ -48,10 +48,16 @@ def parse_record(value: Any) -> AuditRecord:
         )
     try:
         _refuse_endless(value, "")
-        return msgspec.convert(value, AuditRecord)
+        record = msgspec.convert(value, AuditRecord)
     except (msgspec.ValidationError, InputError) as error:
         problem = str(error) if isinstance(error, InputError) else _explained(str(error), value)
         raise InputError(f"malformed audit record: {problem}. Audit the result again with `fastntk audit`.") from error
+    if SEAL in value and value[SEAL] != record_digest(value):
+        raise InputError(
+            "this record was changed after it was written: its own digest does not match. Audit the result again with `fastntk "
+            "audit`."
+        )
+    return record
 
 
 def _refuse_endless(value: Any, place: str) -> None:

@@ -7,6 +7,9 @@ be left out is ``UNSET`` where it is; null means that a figure was tried and is 
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -29,6 +32,7 @@ from fastntk.auditing.record_figures import (
 )
 
 SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
+SEAL = "record_sha256"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -107,7 +111,7 @@ class ReferenceSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleEntry(ByModel[str]):
-    """A forgotten sample: the digest of its id, its label, each model's prediction, and its loss under each model."""
+    """A forgotten sample in records of older releases; none is written any more, and no page shows one."""
 
     digest: Sha256
     label: str
@@ -178,9 +182,9 @@ class Measurements:
     membership: Membership
     flow: Flow
     loss_histogram: LossHistogram
-    samples: tuple[SampleEntry, ...]
     cost: Cost
     definitions: dict[str, Definition]
+    samples: tuple[SampleEntry, ...] | UnsetType = UNSET
     probes: Probes | UnsetType = UNSET
     distances: Distances | UnsetType = UNSET
 
@@ -196,18 +200,33 @@ class AuditRecord(Measurements):
     ``schema``, ``created``, ``fastntk``, ``environment``: the format, the time (ISO 8601), the release and what it ran on.
     ``subject``, ``request``, ``details``: the model, the request, and what the method said of itself. ``reference``: the
     Retrains. ``accuracy`` … ``cost``: figures, explained by ``definitions`` and in docs/metrics.md. ``verdict``,
-    ``requirements``: the judgement. ``limits``: what the record does not show.
+    ``requirements``: the judgement. ``limits``: what the record does not show. ``record_sha256``: the digest of all the rest,
+    which older releases did not write. Nothing in it is about a single sample.
     """
 
     verdict: Verdict
     requirements: tuple[Requirement, ...]
     limits: Sentences
+    record_sha256: Sha256 | UnsetType = UNSET
 
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A record, or a part of one, as plain JSON: dictionaries, lists, strings, finite numbers, true, false and null."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return plain
+
+
+def record_digest(record: AuditRecord | Mapping[str, Any]) -> str:
+    """SHA-256 of a record's content but for its seal: JSON with sorted keys and no spaces, so that formatting does not matter."""
+    content = to_dict(record) if isinstance(record, AuditRecord) else record
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    plain = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's content with its own digest in it. That finds accidents and edits, not forgers, who can seal again."""
+    return {**content, SEAL: record_digest(content)}
 
 
 def schema() -> dict[str, Any]:

@@ -98,14 +98,19 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a path to write; it becomes ``target`` when the block ends well, and vanishes otherwise."""
+def new_file(target: Path, *, overwrite: bool = False, private: bool = False) -> Iterator[Path]:
+    """Yield a path to write; it becomes ``target`` when the block ends well, and vanishes otherwise.
+
+    ``private``: its owner alone may read it.
+    """
     target = _absolute(target)
     recover(target)
     check_output(target, overwrite=overwrite, replaceable=Path.is_file)
     with _parents(target):
         work = _sibling(target, "tmp")
         try:
+            if private:
+                os.close(os.open(work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             yield work
             _flush(work)
             os.replace(work, target)
@@ -115,9 +120,9 @@ def new_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         _flush(target.parent)
 
 
-def write_file(target: Path, content: bytes, *, overwrite: bool = False) -> Path:
+def write_file(target: Path, content: bytes, *, overwrite: bool = False, private: bool = False) -> Path:
     """Write a whole file atomically and return its path."""
-    with new_file(target, overwrite=overwrite) as work:
+    with new_file(target, overwrite=overwrite, private=private) as work:
         work.write_bytes(content)
     return target
 

@@ -65,8 +65,8 @@ def audit(
 ) -> None:
     """Measure an unlearned model beside the run it came from and beside a retrained one.
 
-    Writes one record (JSON; no ids, no pictures). With --json the same record goes to standard output. Exit code 3: written,
-    but a --require is not met.
+    Writes one record (JSON; sealed; nothing of a single sample in it). With --json the same record goes to standard output.
+    Exit code 3: written, but a --require is not met.
 
     Examples:
 
@@ -87,6 +87,7 @@ def audit(
     from fastntk.auditing.requirements import parse
     from fastntk.data import load_source
     from fastntk.models import input_spec
+    from fastntk.storage.data import hiding_key
     from fastntk.storage.results import load_result
 
     for text in require or []:
@@ -100,7 +101,8 @@ def audit(
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # A class that an earlier request forgot may be gone from the hold-out set too.
         vanished = loaded.data.classes_without_samples
-        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished)
+        hide = hiding_key(loaded.source, loaded.key)
+        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished, hide=hide)
         options: dict[str, Any] = {
             "relearn_cap": relearn_cap,
             "probes": probes,

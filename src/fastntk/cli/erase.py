@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, printable
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
@@ -35,8 +36,9 @@ def erase(
     Says what is there and asks first. The folder vanishes at once, or stays whole: a kill in between leaves at most a hidden
     remainder that no command reads, and the same command again sweeps it. Folders that fastntk did not write are refused.
 
-    Not removed: the original data, copies and results elsewhere, and caches outside the folder. Files are deleted, not
-    overwritten with zeros: on most disks of today that would promise what it cannot keep. Exit code 130: you said no.
+    The key of its digests of ids, in a file beside it, goes too. Not removed: the original data, copies and results elsewhere,
+    and caches outside the folder. Files are deleted, not overwritten with zeros: on most disks of today that would promise what
+    it cannot keep. Exit code 130: you said no.
 
     Examples:
 
@@ -45,6 +47,7 @@ def erase(
     fastntk erase runs/digits --yes --json
     """
     from fastntk.base.atomic import recover, remove_folder
+    from fastntk.storage.keys import remove_key
 
     output = Output(as_json=json)
     swept = recover(folder)
@@ -58,11 +61,24 @@ def erase(
     output.table(("what", "files", "size"), [(part["what"], part["files"], byte_size(part["bytes"])) for part in content])
     if not yes:
         _confirm(folder)
+    name = key_of(folder)
     remove_folder(folder)
+    remove_key(folder, name)
     output.say(f"Removed {folder}. Not removed:")
     for line in NOT_REMOVED:
         output.say(f"  - {line}")
     output.finish(_record(folder, kind=kind, content=content))
+
+
+def key_of(folder: Path) -> str | None:
+    """The name of the key that the digests in a folder were made with, None where there is none or nobody can tell."""
+    from fastntk.storage.manifest import read_manifest
+
+    try:
+        name = read_manifest(folder)["data"].get("key")
+    except (InputError, KeyError, AttributeError):
+        return None  # a damaged folder is removed all the same
+    return name if isinstance(name, str) else None
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,13 +12,17 @@ from fastntk.base.text import byte_size, percent
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
+if TYPE_CHECKING:
+    from fastntk.auditing.record import AuditRecord
+
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `fastntk finetune` or `fastntk unlearn`.")]
 
 
 def info(folder: Folder, json: Json = False) -> None:
     """Show what the folder of a run or a result holds.
 
-    Verified: every file's size and SHA-256, those of the trace too, and the manifest's own digest.
+    Verified: every file's size and SHA-256, those of the trace too, the manifest's own digest, and of an audit record its digest
+    and whether its verdict follows from its figures.
 
     Examples:
 
@@ -26,15 +30,17 @@ def info(folder: Folder, json: Json = False) -> None:
 
     fastntk info runs/digits --json | jq .recipe
     """
+    from fastntk.report.record import AUDIT, read_record
     from fastntk.storage.manifest import read_bundle
     from fastntk.storage.traces import stored_trace
 
     output = Output(as_json=json)
     manifest = read_bundle(folder).manifest
     stored_trace(folder, manifest)
+    record = read_record(folder) if (folder / AUDIT).is_file() else None
     if not json:
         output.say(f"{folder}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
-        output.facts(_facts(manifest))
+        output.facts(_facts(manifest) | _beside(folder, manifest, record))
         output.table(
             ("file", "bytes", "SHA-256"),
             [(name, f"{file['bytes']:,}", file["sha256"][:16] + "…") for name, file in manifest["files"].items()],
@@ -45,9 +51,11 @@ def info(folder: Folder, json: Json = False) -> None:
 
 def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
     """The next sensible command: for a run a plan, for a result its evidence."""
+    from fastntk.report.record import AUDIT
+
     if manifest["kind"] == "run":
         return f"fastntk plan {folder} --classes 0"
-    if (folder / "audit.json").is_file():
+    if (folder / AUDIT).is_file():
         return f"fastntk report {folder}"
     if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
         return f"fastntk plan {folder} --classes 0"
@@ -80,6 +88,20 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
     return facts
 
 
+def _beside(folder: Path, manifest: Mapping[str, Any], record: AuditRecord | None) -> dict[str, object]:
+    """What else belongs to the folder: its key, and the verdict of its audit."""
+    from fastntk.storage.keys import key_file, read_key
+
+    facts: dict[str, object] = {}
+    name = manifest["data"].get("key")
+    if name is not None:
+        where = key_file(folder)
+        facts["key of ids"] = str(where) if read_key(folder, name) is not None else f"not there ({where})"
+    if record is not None:
+        facts["audit"] = f"{record.verdict.level} ({record.created})"
+    return facts
+
+
 def _trace(summary: Mapping[str, Any] | None) -> str:
     """The trace for people."""
     if summary is None:
@@ -103,7 +125,7 @@ def _start(digest: str | None) -> str:
 def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
-        "forgotten": f"{request['forget']:,} samples (digests of their ids only)",
+        "forgotten": f"{request['forget']:,} samples (keyed digests of their ids only)",
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
         "validity": details.get("validity", {}).get("verdict", "not applicable"),

@@ -196,7 +196,7 @@ def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
 
     if data is not None:
         manifest = {**manifest, "source": {**(manifest["source"] or {}), "data": data}}
-    return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids)
+    return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids, key=run.key)
 
 
 def load_function(text: str, *, option: str) -> Callable[..., Any]:

@@ -99,8 +99,9 @@ def unlearn(
 ) -> None:
     """Make a copy of a run's model that behaves as if it had never seen some of its data.
 
-    The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked
-    (digests of ids only) and done. Exit code 3: written, but the step's own check says to retrain instead.
+    The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked (keyed
+    digests of ids only; the key is in a file beside it, RESULT.request.key) and done. Exit code 3: written, but the step's own
+    check says to retrain instead.
 
     A result is the run of the next request: give its folder in place of RUN. With a trace (path-replay) it needs nothing of
     the first run, which can be erased (`fastntk erase`), nor, at depth head, any image: where images are gone the command says

@@ -6,6 +6,7 @@ classes or of the first images of each costs only what it keeps. Ids belong to t
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.digest import keyed_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.data.samples import as_ids, class_names
 from fastntk.data.transforms import Picture
@@ -21,6 +23,7 @@ Labels = npt.NDArray[np.int64]
 
 GAPS = 1000
 """So many labels more than images are taken for classes without images; more are numbers of another kind."""
+_HIDDEN = "hidden-"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,23 @@ class Catalog:
             class_names(names)
         except InputError as error:
             raise InputError(f"{self.origin}: {error}") from error
+
+
+def hidden_name(name: str, key: bytes) -> str:
+    """What stands for a class name that is not to be written anywhere: a keyed digest of it."""
+    return _HIDDEN + keyed_digest(["class", name], key)[:16]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a class name is such a digest."""
+    return name.startswith(_HIDDEN)
+
+
+def hiding(catalog: Catalog, key: bytes | None) -> Catalog:
+    """The catalog with its class names hidden; as it is without a key, or where it has labels only."""
+    if key is None or catalog.classes is None:
+        return catalog
+    return dataclasses.replace(catalog, classes=tuple(hidden_name(name, key) for name in catalog.classes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fastntk.base.errors import InputError, listing
+from fastntk.models.foreign_code import refuse_code
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.training.run import Run
 from fastntk.tuning.adapters import active_adapter, adapter_configs, adapters_of, unwrapped
@@ -46,6 +47,7 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     Weights of the adapters are drawn anew, to be loaded afterwards.
     """
     peft = import_optional("peft", extra="peft")
+    refuse_code(facts["configs"], where="an adapter in the manifest")
     configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
     first, *others = configs
     with torch.random.fork_rng(devices=[]), _refusing(model):

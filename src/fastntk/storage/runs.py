@@ -31,11 +31,14 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
 from fastntk.models.card import attach_card, card_from_dict, card_of
+from fastntk.models.foreign_code import refuse_code
 from fastntk.storage.adapters import adapter_facts, with_adapters, write_adapter
 from fastntk.storage.data import check_data, data_facts, fitted
+from fastntk.storage.keys import read_key, stored_key
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
 from fastntk.storage.traces import store_trace, stored_trace
 from fastntk.training.losses import LossFunction
+from fastntk.training.network import check_finite
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run, as_listed
 from fastntk.tuning import Subset, attach_prompts
@@ -56,7 +59,7 @@ def save_run(
     extra: Mapping[str, Any] | None = None,
     take_trace: bool = False,
 ) -> Path:
-    """Write a run to a new folder, atomically; return the folder. Its trace goes with it.
+    """Write a run to a new folder, atomically; return the folder. Its trace goes with it, its key into a file beside it.
 
     Other kinds of the same shape (an unlearned model) give their ``kind`` and what else the manifest should say in
     ``extra`` (JSON-able; never ids, labels or pictures of samples). ``take_trace``: the files of a trace on the same disk are
@@ -77,7 +80,8 @@ def save_run(
             "trace": None if trace is None else store_trace(trace, work, take=take_trace),
         }
 
-    return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite, fill=fill)
+    with stored_key(Path(folder), run.key):
+        return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite, fill=fill)
 
 
 def load_run(
@@ -106,6 +110,7 @@ def load_run(
     target = None if device is None else find_device(device)
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
+    key = read_key(bundle.folder, manifest["data"].get("key"))
     recorded = stored_trace(bundle.folder, manifest) if trace else None
     if recorded is not None and loss is not None:
         recorded = recorded.with_loss(loss)
@@ -113,7 +118,7 @@ def load_run(
         samples = fitted(samples, manifest["data"])
         if recorded is not None and manifest["data"]["digest"] is None:
             samples = as_listed(samples, recorded)
-        check_data(manifest, samples)
+        check_data(manifest, samples, key=key)
     state = _stored_state(bundle)
     rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
     adapters = manifest.get("adapters")
@@ -125,6 +130,7 @@ def load_run(
     _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
     subset = Subset(rebuilt, manifest["subset"])
     _load_state(rebuilt, state)
+    check_finite(rebuilt, what=str(bundle.folder))
     for name, parameter in rebuilt.named_parameters():
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
@@ -144,6 +150,7 @@ def load_run(
         source=manifest["source"],
         trace=recorded,
         data_facts=manifest["data"],
+        key=key,
     )
 
 
@@ -194,6 +201,7 @@ def _prompts(model: nn.Module) -> dict[str, int] | None:
 def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
     """The architecture, by its configuration or card; its weights are loaded afterwards."""
     if stored["config"] is not None:
+        refuse_code(stored["config"], where=f"the model configuration in {folder}")
         model = _from_config(stored["config"])
         if type(model).__name__ == stored["class"]:
             return model
@@ -212,7 +220,7 @@ def _from_config(config: Mapping[str, Any]) -> nn.Module:
     transformers = import_optional("transformers", extra="hf")
     with torch.random.fork_rng(devices=[]):
         kind = transformers.AutoConfig.for_model(**config)
-        model = transformers.AutoModelForImageClassification.from_config(kind)
+        model = transformers.AutoModelForImageClassification.from_config(kind, trust_remote_code=False)
     assert isinstance(model, nn.Module)
     return model
 
