@@ -8,7 +8,7 @@ be left out is ``UNSET`` where it is; null means that a figure was tried and is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -16,10 +16,8 @@ from msgspec import UNSET, Meta, UnsetType
 from fastntk.auditing.record_figures import (
     Accuracies,
     ByModel,
-    Count,
     Distances,
     Flow,
-    Fraction,
     Losses,
     LossHistogram,
     Membership,
@@ -27,15 +25,12 @@ from fastntk.auditing.record_figures import (
     Probes,
     RelearningByModel,
 )
+from fastntk.base.schema import Count, Fraction, JsonObject, Moment, Sha256, check_moment
 
 SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Sentences = Annotated[tuple[str, ...], Meta(min_length=1)]
-JsonObject: TypeAlias = dict[str, Any]
-"""Names and values that depend on the method, the recipe or the machine."""
 Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "no reference"]
 Better = Literal["like retrain", "lower", "higher"]
 
@@ -185,6 +180,7 @@ class Measurements:
     distances: Distances | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        check_moment(self.created)
         if self.reference.made and self.distances is UNSET:
             raise ValueError("the record has no field `distances`, though a Retrain was made")
 

@@ -44,13 +44,14 @@ def erase(
 
     fastntk erase runs/digits --yes --json
     """
-    from fastntk.base.atomic import recover, remove_folder
+    from fastntk.base.atomic import leftovers, remove_folder, sweep
 
     output = Output(as_json=json)
-    swept = recover(folder)
+    swept = sweep(folder)
+    in_use = tuple(f"{path}: unfinished work of a command that may be running" for path in leftovers(folder))
     if not folder.exists() and swept:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
-        output.finish(_record(folder, kind=None, content=[]))
+        output.finish(_record(folder, kind=None, content=[], left=in_use))
         return
     kind = _check_ours(folder)
     content = contents(folder)
@@ -60,9 +61,9 @@ def erase(
         _confirm(folder)
     remove_folder(folder)
     output.say(f"Removed {folder}. Not removed:")
-    for line in NOT_REMOVED:
+    for line in (*in_use, *NOT_REMOVED):
         output.say(f"  - {line}")
-    output.finish(_record(folder, kind=kind, content=content))
+    output.finish(_record(folder, kind=kind, content=content, left=in_use))
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:
@@ -102,10 +103,9 @@ def _files(entry: Path) -> Iterator[Path]:
 
 def _check_ours(folder: Path) -> str:
     """Refuse what is not a run or a result of ours; return which it is. A damaged one may be erased."""
-    import json as json_format
-
     from fastntk.base.atomic import is_temporary
     from fastntk.base.errors import InputError
+    from fastntk.base.schema import read_json
     from fastntk.storage.manifest import MANIFEST, is_bundle
 
     if folder.is_symlink():
@@ -114,7 +114,7 @@ def _check_ours(folder: Path) -> str:
         raise InputError(f"{folder}: expected a folder written by fastntk, but {_instead(folder)}.")
     if is_temporary(folder) or not is_bundle(folder):
         raise InputError(f"{folder} was not written by `fastntk finetune` or `fastntk unlearn`, so it is not removed.")
-    return str(json_format.loads((folder / MANIFEST).read_text("utf-8")).get("kind", "run"))
+    return str(read_json(folder / MANIFEST).get("kind", "run"))
 
 
 def _instead(folder: Path) -> str:
@@ -132,7 +132,7 @@ def _confirm(folder: Path) -> None:
         raise typer.Exit(130)
 
 
-def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]], left: tuple[str, ...]) -> dict[str, Any]:
     """The record that ``--json`` prints; ``kind`` is null where only a remainder was swept."""
     return {
         "command": "erase",
@@ -140,5 +140,5 @@ def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) ->
         "kind": kind,
         "removed": content,
         "bytes": sum(part["bytes"] for part in content),
-        "not_removed": list(NOT_REMOVED),
+        "not_removed": [*left, *NOT_REMOVED],
     }

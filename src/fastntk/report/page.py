@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from fastntk.auditing.record import AuditRecord
 from fastntk.base.atomic import write_file
+from fastntk.base.marks import check_report
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
 from fastntk.report.record import check_record, record_digest
@@ -40,8 +41,9 @@ def write_report(
     thumbnails: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the page of a record to a file, atomically; return the file."""
-    return write_file(Path(path), render(record, thumbnails=thumbnails).encode("utf-8"), overwrite=overwrite)
+    """Write the page of a record to a file, atomically; return the file. ``overwrite`` replaces such a page and nothing else."""
+    page = render(record, thumbnails=thumbnails).encode("utf-8")
+    return write_file(Path(path), page, overwrite=overwrite, replaceable=check_report)
 
 
 def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] | None) -> dict[str, Any]:

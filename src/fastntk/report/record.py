@@ -15,8 +15,8 @@ from typing import Any
 from fastntk.auditing.reading import parse_record
 from fastntk.auditing.record import AuditRecord, to_dict
 from fastntk.base.errors import InputError
-
-AUDIT = "audit.json"
+from fastntk.base.marks import AUDIT
+from fastntk.base.schema import read_json
 
 
 def read_record(path: str | Path) -> AuditRecord:
@@ -36,9 +36,9 @@ def read_content(path: str | Path) -> dict[str, Any]:
             "then `fastntk report` again."
         )
     try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read as an audit record: {error}. Make it anew with `fastntk audit`.") from error
+        content = read_json(file, what="an audit record")
+    except InputError as error:
+        raise InputError(f"{error}. Make it anew with `fastntk audit`.") from error
     try:
         check_record(content)
     except InputError as error:

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fastntk.base.errors import listing
+from fastntk.base.errors import InputError, listing
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.training.run import Run
 from fastntk.tuning.adapters import active_adapter, adapter_configs, adapters_of, unwrapped
@@ -45,7 +45,16 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     Weights of the adapters are drawn anew, to be loaded afterwards.
     """
     peft = import_optional("peft", extra="peft")
-    configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+    if facts["active"] not in facts["configs"]:
+        raise InputError(f"The adapter {facts['active']!r} has no configuration; there are {listing(facts['configs'])}.")
+    try:
+        configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+        return _attached(model, facts, configs, peft)
+    except Exception as error:  # whatever a configuration that was tampered with makes of a foreign library
+        raise InputError(f"peft cannot attach the adapters that were saved: {error}") from error
+
+
+def _attached(model: nn.Module, facts: Mapping[str, Any], configs: Mapping[str, Any], peft: Any) -> nn.Module:
     first, *others = configs
     with torch.random.fork_rng(devices=[]):
         if not facts["wrapped"]:

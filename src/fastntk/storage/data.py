@@ -18,6 +18,7 @@ from fastntk.data import Samples, load_source
 from fastntk.data.catalog import Catalog, select_ids
 from fastntk.data.sources import open_source, read_selection
 from fastntk.models.card import card_from_dict
+from fastntk.storage.schema import Source, source_of
 from fastntk.training.run import Run
 
 
@@ -55,12 +56,12 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     Prepared for the run's own model, whose input spec the manifest has. ``ids``: those of its trace; exactly these are loaded, in
     this order. DataGoneError where the source or one of them is not there.
     """
-    source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
+    source, card, data = source_of(manifest), manifest["model"]["card"], manifest["data"]
     if source is None or card is None:
         raise DataGoneError(
             "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
         )
-    spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
+    spec, chosen = card_from_dict(card).input, _chosen(source)
     if ids is None and not source.get("without"):
         samples = load_source(source["data"], spec=spec, **chosen)
     else:
@@ -81,7 +82,12 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     return samples
 
 
-def _not_forgotten(catalog: Catalog, source: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+def _chosen(source: Source) -> dict[str, Any]:
+    """Which part of the source the run had."""
+    return {"images_per_class": source.get("images_per_class"), "only_classes": source.get("only_classes")}
+
+
+def _not_forgotten(catalog: Catalog, source: Source, classes: Sequence[str]) -> list[str]:
     """Ids of the run's selection less those that earlier requests forgot, known by their digests."""
     rows: list[int] = []
     for name in classes:

@@ -16,6 +16,7 @@ tried, so treat the digests as pseudonyms.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fastntk.data import ForgetRequest, Split
 from fastntk.storage.data import check_data, data_facts, facts_of, id_digest
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import RESULT, load_run, save_run
+from fastntk.storage.schema import ResultExtra, result_of
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
@@ -48,8 +50,9 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
     """
     path = Path(folder)
     manifest = read_manifest(path, kinds=(RESULT,))
-    extra = manifest["extra"]
-    differs = [name for name, value in _origin(run).items() if not _same(extra["origin"].get(name), value)]
+    extra = result_of(manifest)
+    stored: Mapping[str, Any] = extra["origin"]
+    differs = [name for name, value in _origin(run).items() if not _same(stored[name], value)]
     if differs:
         raise InputError(f"{path} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
     split = _split(run, extra)
@@ -63,7 +66,7 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
         method=extra["method"],
         split=split,
         seconds=extra["seconds"],
-        details=extra["details"],
+        details=manifest["extra"]["details"],
         trace=loaded.trace,
     )
 
@@ -114,7 +117,7 @@ def _same(stored: str | None, present: str | None) -> bool:
     return stored is None or present is None or stored == present
 
 
-def _split(run: Run, extra: dict[str, Any]) -> Split:
+def _split(run: Run, extra: ResultExtra) -> Split:
     salt = extra["origin"]["data"] or run.listed.ids_digest()
     wanted = set(extra["request"]["forgotten"])
     ids = [name for name in run.listed.ids if id_digest(name, data_digest=salt) in wanted]

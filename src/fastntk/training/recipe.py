@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fastntk.base.errors import InputError
+from fastntk.base.schema import parse
 
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -59,6 +60,11 @@ class Recipe:
                 known = ", ".join(get_args(kind))
                 raise InputError(f"Recipe.{name} must be one of {known}; got {getattr(self, name)!r}.")
 
+    @classmethod
+    def from_dict(cls, stored: Any) -> Recipe:
+        """The way back from JSON; refuses what is no recipe."""
+        return parse(stored, cls, what="recipe", complete=True)
+
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able dictionary; ``Recipe(**d)`` is the way back."""
+        """A JSON-able dictionary."""
         return dataclasses.asdict(self)
