@@ -25,7 +25,8 @@ from fastntk.auditing.record_figures import (
     Probes,
     RelearningByModel,
 )
-from fastntk.base.schema import Count, Fraction, JsonObject, Moment, Sha256, check_moment
+from fastntk.base.schema import Count, Fraction, JsonObject, Moment, Sha256, check_moment, parse
+from fastntk.unlearning.details import Details
 
 SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -181,6 +182,7 @@ class Measurements:
 
     def __post_init__(self) -> None:
         check_moment(self.created)
+        parse(self.details, Details, what="details")
         if self.reference.made and self.distances is UNSET:
             raise ValueError("the record has no field `distances`, though a Retrain was made")
 

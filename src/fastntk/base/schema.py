@@ -159,7 +159,9 @@ def _explained(message: str, value: Any, kind: Any, whole: str) -> str:
     if missing is not None:
         return f"{place or whole} has no field {missing['name']!r}"
     if what.startswith("Invalid enum value"):
-        what = f"Expected one of {', '.join(repr(word) for word in _part(kind, place)['enum'])}"
+        part = _part(kind, place)
+        words = [word for option in (part, *part.get("anyOf", ())) for word in option.get("enum", ())]
+        what = f"Expected one of {', '.join(repr(word) for word in words)}"
     if not what.startswith("Expected"):
         # Said by a dataclass about parts of its own: full: expected …
         return what if not place else f"{place}.{what}" if _INNER.match(what) else f"{place}: {what}"

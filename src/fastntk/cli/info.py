@@ -111,5 +111,5 @@ def _result_facts(extra: ResultExtra) -> dict[str, object]:
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
         "validity": details["validity"]["verdict"] if "validity" in details else "not applicable",
-        "other weights": details["outside_subset"]["message"],
+        "other weights": details.get("outside_subset", {}).get("message", "unknown"),
     }

@@ -41,6 +41,10 @@ class InputSpec:
     source: str = "given"
     processor: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise InputError(f"input: expected a mean and a std for each channel, found {len(self.mean)} and {len(self.std)}")
+
 
 @dataclass(frozen=True)
 class ModelCard:

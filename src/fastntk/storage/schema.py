@@ -15,6 +15,7 @@ from fastntk.base.schema import AtLeastZero, Count, Fraction, JsonObject, Moment
 from fastntk.models.card import card_from_dict
 from fastntk.training.recipe import Recipe
 from fastntk.training.series import Dtype
+from fastntk.unlearning.details import Details
 
 
 class FileEntry(TypedDict):
@@ -146,25 +147,6 @@ class Origin(TypedDict):
     anchor: Sha256
 
 
-class Validity(TypedDict):
-    """A method's check of its own step."""
-
-    verdict: str
-
-
-class Outside(TypedDict):
-    """What is known of weights outside the tuned subset."""
-
-    message: str
-
-
-class Details(TypedDict):
-    """What a method said of itself, as far as it is read again."""
-
-    outside_subset: Outside
-    validity: NotRequired[Validity]
-
-
 class ResultExtra(TypedDict):
     """What the manifest of a result says besides."""
 
@@ -179,8 +161,9 @@ def check_manifest(manifest: Any) -> None:
     """Refuse a manifest one of whose fields is missing or not what it should be, or that contradicts itself."""
     typed = parse(manifest, Manifest, what="the manifest")
     check_moment(typed["created"])
-    if typed["recipe"] is not None and Recipe.from_dict(typed["recipe"]).bn_stats != typed["bn_stats"]:
-        raise InputError(f"bn_stats: expected the recipe's, found {typed['bn_stats']!r}")
+    statistics = "unknown" if typed["recipe"] is None else Recipe.from_dict(typed["recipe"]).bn_stats
+    if typed["bn_stats"] != statistics:
+        raise InputError(f"bn_stats: expected {statistics!r}, as the recipe says, found {typed['bn_stats']!r}")
     if typed["model"]["card"] is not None:
         card_from_dict(typed["model"]["card"])
     names, count = typed["data"]["classes"], typed["data"]["num_classes"]

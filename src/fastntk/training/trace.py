@@ -62,7 +62,7 @@ class TraceFacts:
     drift: AtLeastZero = 0.0
     smoothing: Fraction = 0.0
     average: Literal["batch", "step"] = "batch"
-    max_norm: float | None = None
+    max_norm: AtLeastZero | None = None
     fingerprint: tuple[float, ...] | None = None
     buffers: tuple[str, ...] = ()
     mode: Literal["fit", "recorded"] = "fit"
