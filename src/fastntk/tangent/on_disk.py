@@ -8,8 +8,8 @@ Space is reserved before the first row is made, so a full disk shows at once. Da
 and chunks have fixed boundaries: a killed job resumes at the last recorded chunk and ends with the same bytes as one
 that was never interrupted (on the same machine and number of threads). Nothing opens an unfinished folder as rows.
 
-Whoever opens rows again compares chunks with their digests: all of them up to :data:`CHECKED_BYTES`; of larger rows the first, the
-last and as many others, drawn anew each time, as make up so much, and a warning says how many that were. Damage is refused.
+Whoever opens rows again compares chunks with their digests: all of them up to :data:`CHECKED_BYTES`; of larger rows the first,
+the last and as many others, drawn anew each time, as make up so much; a warning says how many that were. Damage is refused.
 
 The files hold information on the data: a sample's rows say much about the sample. They are readable by their owner only
 (mode 0600) and have to be erased together with what is forgotten. Not a cache that looks after itself: a folder made
@@ -275,7 +275,7 @@ def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File],
 def _write_chunks(
     engine: RowEngine, inputs: Tensor, files: list[_File], handles: list[BinaryIO], *, state: _State
 ) -> Iterator[int]:
-    """Append chunk after chunk, and their digests to the state; yield how many are safe on the disk, now and then and at the end."""
+    """Append chunk after chunk, and their digests to the state; yield now and then, and at the end, how many are safe."""
     chunk, done = state["key"]["chunk"], state["chunks"]
     for file, handle in zip(files, handles):
         handle.seek(done * chunk * file.per_sample)
