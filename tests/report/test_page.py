@@ -330,3 +330,13 @@ def test_parameters_that_were_left_are_named(record: Record, read_page: Reader) 
     text = words(read_page(render(record)))
     assert "2 tensors moved, 2 were left where the forgotten samples helped to put them" in text
     assert "bn1.weight" in text
+
+
+def test_a_page_replaces_pages_only(record: dict[str, Any], tmp_path: Path) -> None:
+    weights = tmp_path / "tuned.safetensors"
+    weights.write_bytes(b"three weeks of training")
+    with pytest.raises(InputError, match="does not start as a report of fastntk"):
+        write_report(record, weights, overwrite=True)
+    assert weights.read_bytes() == b"three weeks of training"
+    page = write_report(record, tmp_path / "page.html")
+    write_report(record, page, overwrite=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,10 +19,8 @@ from msgspec import UNSET, Meta, UnsetType
 from fastntk.auditing.record_figures import (
     Accuracies,
     ByModel,
-    Count,
     Distances,
     Flow,
-    Fraction,
     Losses,
     LossHistogram,
     Membership,
@@ -30,16 +28,14 @@ from fastntk.auditing.record_figures import (
     Probes,
     RelearningByModel,
 )
+from fastntk.base.schema import Count, Fraction, JsonObject, Moment, Sha256, check_moment, parse
+from fastntk.unlearning.details import Details
 
 SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
 SEAL = "record_sha256"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Sentences = Annotated[tuple[str, ...], Meta(min_length=1)]
-JsonObject: TypeAlias = dict[str, Any]
-"""Names and values that depend on the method, the recipe or the machine."""
 Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "no reference"]
 Better = Literal["like retrain", "lower", "higher"]
 
@@ -189,6 +185,8 @@ class Measurements:
     distances: Distances | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        check_moment(self.created)
+        parse(self.details, Details, what="details")
         if self.reference.made and self.distances is UNSET:
             raise ValueError("the record has no field `distances`, though a Retrain was made")
 

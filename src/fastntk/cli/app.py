@@ -22,6 +22,7 @@ from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
 from fastntk.cli.report import report
 from fastntk.cli.reproduce import reproduce
+from fastntk.cli.signals import say_interrupted
 from fastntk.cli.unlearn import unlearn
 
 DEBUG = "FASTNTK_DEBUG"
@@ -39,11 +40,12 @@ class Guarded(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, _USAGE, BrokenPipeError):
+        except (typer.Exit, _USAGE, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            _fail("interrupted, nothing was changed", debug=debug)
-            raise typer.Exit(130) from None
+        except (KeyboardInterrupt, typer.Abort) as interrupt:
+            if debug:
+                traceback.print_exc()
+            raise typer.Exit(say_interrupted(interrupt)) from None
         except InputError as error:
             _fail(f"Error: {error}", debug=debug)
             raise typer.Exit(2) from None

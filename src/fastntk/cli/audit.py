@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.marks import AUDIT, check_audit
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from fastntk.data import Samples
     from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
-
-FILE = "audit.json"
 
 
 def audit(
@@ -79,8 +78,8 @@ def audit(
     from fastntk.base.atomic import check_output, write_file
 
     output = Output(as_json=json)
-    target = out if out is not None else result / FILE
-    check_output(target, overwrite=overwrite, replaceable=_is_audit)
+    target = out if out is not None else result / AUDIT
+    output.replacing(target, check_output(target, overwrite=overwrite, replaceable=check_audit))
 
     from fastntk.auditing import audit as measure
     from fastntk.auditing.reading import parse_record
@@ -125,7 +124,7 @@ def audit(
             **options,
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_file(target, text.encode(), overwrite=overwrite)
+        write_file(target, text.encode(), overwrite=overwrite, replaceable=check_audit)
     typed = parse_record(record)
     _tell(output, typed)
     output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
@@ -209,12 +208,3 @@ def _figure_text(value: float | None, *, points: bool, unit: str) -> str:
     if points:
         return f"{100 * value:.1f} %"
     return f"{value:.0f}" if unit == "epochs" else f"{value:.3g}"
-
-
-def _is_audit(path: Path) -> bool:
-    """Whether a file is an audit record; nothing else is replaced by one."""
-    try:
-        record = json_format.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and str(record.get("schema", "")).startswith("fastntk-audit/")

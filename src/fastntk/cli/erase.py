@@ -46,14 +46,15 @@ def erase(
 
     fastntk erase runs/digits --yes --json
     """
-    from fastntk.base.atomic import recover, remove_folder
+    from fastntk.base.atomic import leftovers, remove_folder, sweep
     from fastntk.storage.keys import remove_key
 
     output = Output(as_json=json)
-    swept = recover(folder)
+    swept = sweep(folder)
+    in_use = tuple(f"{path}: unfinished work of a command that may be running" for path in leftovers(folder))
     if not folder.exists() and swept:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
-        output.finish(_record(folder, kind=None, content=[]))
+        output.finish(_record(folder, kind=None, content=[], left=in_use))
         return
     kind = _check_ours(folder)
     content = contents(folder)
@@ -65,9 +66,9 @@ def erase(
     remove_folder(folder)
     remove_key(folder, name)
     output.say(f"Removed {folder}. Not removed:")
-    for line in NOT_REMOVED:
+    for line in (*in_use, *NOT_REMOVED):
         output.say(f"  - {line}")
-    output.finish(_record(folder, kind=kind, content=content))
+    output.finish(_record(folder, kind=kind, content=content, left=in_use))
 
 
 def key_of(folder: Path) -> str | None:
@@ -118,10 +119,9 @@ def _files(entry: Path) -> Iterator[Path]:
 
 def _check_ours(folder: Path) -> str:
     """Refuse what is not a run or a result of ours; return which it is. A damaged one may be erased."""
-    import json as json_format
-
     from fastntk.base.atomic import is_temporary
     from fastntk.base.errors import InputError
+    from fastntk.base.schema import read_json
     from fastntk.storage.manifest import MANIFEST, is_bundle
 
     if folder.is_symlink():
@@ -130,7 +130,7 @@ def _check_ours(folder: Path) -> str:
         raise InputError(f"{folder}: expected a folder written by fastntk, but {_instead(folder)}.")
     if is_temporary(folder) or not is_bundle(folder):
         raise InputError(f"{folder} was not written by `fastntk finetune` or `fastntk unlearn`, so it is not removed.")
-    return str(json_format.loads((folder / MANIFEST).read_text("utf-8")).get("kind", "run"))
+    return str(read_json(folder / MANIFEST).get("kind", "run"))
 
 
 def _instead(folder: Path) -> str:
@@ -148,7 +148,7 @@ def _confirm(folder: Path) -> None:
         raise typer.Exit(130)
 
 
-def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]], left: tuple[str, ...]) -> dict[str, Any]:
     """The record that ``--json`` prints; ``kind`` is null where only a remainder was swept."""
     return {
         "command": "erase",
@@ -156,5 +156,5 @@ def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) ->
         "kind": kind,
         "removed": content,
         "bytes": sum(part["bytes"] for part in content),
-        "not_removed": list(NOT_REMOVED),
+        "not_removed": [*left, *NOT_REMOVED],
     }

@@ -98,13 +98,13 @@ def finetune(
     from fastntk.base.device import find_device
     from fastntk.base.digest import new_key
     from fastntk.cli.request import nearest_folder
-    from fastntk.storage.manifest import is_bundle
-    from fastntk.storage.runs import save_run
+    from fastntk.storage.replacing import replaceable
+    from fastntk.storage.runs import RUN, save_run
     from fastntk.training.fitting import fit
     from fastntk.training.recipe import Recipe
 
     output = Output(as_json=json)
-    check_output(out, overwrite=overwrite, replaceable=is_bundle)
+    output.replacing(out, check_output(out, overwrite=overwrite, replaceable=replaceable(RUN)))
     where = find_device(device)
     recipe = Recipe(
         epochs=epochs,

@@ -14,6 +14,7 @@ from fastntk.cli.output import Output
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
+    from fastntk.storage.schema import ResultExtra
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `fastntk finetune` or `fastntk unlearn`.")]
 
@@ -32,10 +33,11 @@ def info(folder: Folder, json: Json = False) -> None:
     """
     from fastntk.report.record import AUDIT, read_record
     from fastntk.storage.manifest import read_bundle
+    from fastntk.storage.runs import RESULT, RUN
     from fastntk.storage.traces import stored_trace
 
     output = Output(as_json=json)
-    manifest = read_bundle(folder).manifest
+    manifest = read_bundle(folder, kinds=(RUN, RESULT)).manifest
     stored_trace(folder, manifest)
     record = read_record(folder) if (folder / AUDIT).is_file() else None
     if not json:
@@ -65,8 +67,10 @@ def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
+    from fastntk.storage.schema import result_of, source_of
+
     card, data, recipe = manifest["model"]["card"], manifest["data"], manifest["recipe"]
-    history, source = manifest["history"], manifest["source"]
+    history, source = manifest["history"], source_of(manifest)
     name = f"{manifest['model']['class']} (not made by build_model)" if card is None else card["name"]
     weights = "unknown" if card is None else card["weights"] or "random"
     facts: dict[str, object] = {
@@ -80,10 +84,10 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
         "trace": _trace(manifest.get("trace")),
     }
     if manifest["kind"] == "result":
-        facts |= _result_facts(manifest["extra"])
+        facts |= _result_facts(result_of(manifest))
         if source is not None:
             facts["source"] = "the run's, without the forgotten samples"
-    if history:
+    if history and {"loss", "accuracy"} <= set(history[-1]):
         facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, accuracy {percent(history[-1]['accuracy'])}"
     return facts
 
@@ -122,12 +126,12 @@ def _start(digest: str | None) -> str:
     return "unknown (made without the images)" if digest is None else f"{digest[:16]}…"
 
 
-def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
+def _result_facts(extra: ResultExtra) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
         "forgotten": f"{request['forget']:,} samples (keyed digests of their ids only)",
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
-        "validity": details.get("validity", {}).get("verdict", "not applicable"),
-        "other weights": details["outside_subset"]["message"],
+        "validity": details["validity"]["verdict"] if "validity" in details else "not applicable",
+        "other weights": details.get("outside_subset", {}).get("message", "unknown"),
     }

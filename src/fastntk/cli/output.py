@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -46,6 +47,11 @@ class Output:
         for row in rows:
             table.add_row(*(_text(value) for value in row))
         self.console.print(table)
+
+    def replacing(self, target: Path, going: Sequence[str]) -> None:
+        """Say what will go when the new output is complete; nothing where nothing does."""
+        if going:
+            self.say(f"Replacing {target}, once the new one is complete: {', '.join(going)}")
 
     def finish(self, record: Mapping[str, Any], *, wrote: str | None = None, then: str | None = None) -> None:
         """End a command: the record as JSON, or what was written and the next sensible command."""

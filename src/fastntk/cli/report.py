@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.errors import InputError
+from fastntk.base.marks import REPORT, check_report
 from fastntk.cli.options import Json, Overwrite
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
     from fastntk.training.run import Run
 
-PAGE = "report.html"
 SIDE = 96
 """Thumbnails are at most so many pixels wide and high."""
 
@@ -61,8 +61,8 @@ def report(
         raise InputError("--thumbnails needs --run RUN to find the pictures; --run and --data are for --thumbnails only.")
     content = read_content(result)
     record = check_record(content)
-    page = out or (result / PAGE if result.is_dir() else result.with_suffix(".html"))
-    check_output(page, overwrite=overwrite, replaceable=Path.is_file)
+    page = out or (result / REPORT if result.is_dir() else result.with_suffix(".html"))
+    output.replacing(page, check_output(page, overwrite=overwrite, replaceable=check_report))
     if result.is_dir():
         check_belongs(result, record)
     output.say(f"Reporting on {result}: verdict “{record.verdict.level}”")

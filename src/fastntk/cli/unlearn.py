@@ -121,7 +121,12 @@ def unlearn(
 
     output = Output(as_json=json)
     requested = check_request(classes, ids, ids_file, person, persons_file)
-    check_output(out, overwrite=overwrite, replaceable=_is_result)
+    if overwrite and out.exists():  # torch is loaded only where the folder has to be read
+        from fastntk.storage.replacing import replaceable
+
+        output.replacing(out, check_output(out, overwrite=True, replaceable=replaceable("result")))
+    else:
+        check_output(out)
 
     from fastntk.data.request import parse_classes
     from fastntk.storage.results import load_result, save_result
@@ -251,14 +256,3 @@ def _path_facts(details: dict[str, Any]) -> dict[str, object]:
             f"--depth {further['depth']}: {further['numbers']:,} numbers of the body move, for about {cost} of a Retrain"
         )
     return facts
-
-
-def _is_result(folder: Path) -> bool:
-    """Whether a folder is a result; a run is never replaced by one."""
-    from fastntk.storage.manifest import read_manifest
-    from fastntk.storage.runs import RESULT
-
-    try:
-        return bool(read_manifest(folder, kinds=(RESULT,)))
-    except InputError:
-        return False

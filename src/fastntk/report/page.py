@@ -17,6 +17,7 @@ from fastntk.auditing.record import AuditRecord
 from fastntk.auditing.record_figures import known
 from fastntk.auditing.verdict import disagreements
 from fastntk.base.atomic import write_file
+from fastntk.base.marks import check_report
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
 from fastntk.report.record import check_record, record_digest
@@ -41,8 +42,9 @@ def write_report(
     thumbnails: Sequence[bytes] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the page of a record to a file, atomically; return the file."""
-    return write_file(Path(path), render(record, thumbnails=thumbnails).encode("utf-8"), overwrite=overwrite)
+    """Write the page of a record to a file, atomically; return the file. ``overwrite`` replaces such a page and nothing else."""
+    page = render(record, thumbnails=thumbnails).encode("utf-8")
+    return write_file(Path(path), page, overwrite=overwrite, replaceable=check_report)
 
 
 def _context(record: AuditRecord, digest: str, thumbnails: Sequence[bytes] | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ is a verdict that the figures do not give.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from fastntk.auditing.reading import parse_record
 from fastntk.auditing.record import AuditRecord, record_digest
 from fastntk.auditing.verdict import disagreements
 from fastntk.base.errors import InputError
+from fastntk.base.marks import AUDIT
+from fastntk.base.schema import read_json
 
-AUDIT = "audit.json"
 __all__ = ["AUDIT", "check_record", "read_content", "read_record", "record_digest"]
 
 
@@ -38,9 +38,9 @@ def read_content(path: str | Path) -> dict[str, Any]:
             "then `fastntk report` again."
         )
     try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read as an audit record: {error}. Make it anew with `fastntk audit`.") from error
+        content = read_json(file, what="an audit record")
+    except InputError as error:
+        raise InputError(f"{error}. Make it anew with `fastntk audit`.") from error
     try:
         odd = disagreements(check_record(content))
     except InputError as error:

@@ -6,9 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastntk.auditing.record import AuditRecord, JsonObject, Level, RequestSummary
+from fastntk.auditing.record import AuditRecord, Level, RequestSummary
 from fastntk.auditing.record_figures import known
 from fastntk.base.errors import InputError
+from fastntk.base.schema import JsonObject
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs
 from fastntk.report.words import clean, date, join, model_name, percent, plain, samples, value, whole

@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
+from fastntk.base.schema import Count, JsonObject, parse, read_json
 
 SCHEMA = "fastntk-record/2"
 DROPPED = ("loss_histogram", "flow", "definitions", "record_sha256")
@@ -33,6 +34,23 @@ DROPPED = ("loss_histogram", "flow", "definitions", "record_sha256")
 SEAL = "record_sha256"
 SETTING_FILE = "setting.json"
 POOL = "records"
+
+
+class Record(TypedDict, total=False):
+    """The fields of a record; a setting's own file has some of them."""
+
+    digest: str
+    fastntk: str
+    setting: str
+    configuration: str | JsonObject
+    request: str | JsonObject
+    label: str
+    method: str
+    options: JsonObject
+    seed: Count
+    environment: JsonObject
+    timings: JsonObject | None
+    audit: JsonObject
 
 
 def setting_folder(out: Path, name: str) -> Path:
@@ -50,15 +68,20 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path, *, schema: str | int = SCHEMA) -> dict[str, Any]:
     """Read one record, or say which file is broken or was changed; older releases wrote no digest into it."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable record ({error}): delete it and run the experiment again.") from error
+        record = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}, so it is not a readable record: delete it and run the experiment again.") from error
     if not isinstance(record, dict) or record.get("schema") != schema:
         schema_found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise InputError(f"{path}: expected schema {schema}, found {schema_found}. Delete it and run again.")
     stored = record.pop(SEAL, None)
     if stored is not None and stored != json_digest(record):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. Delete it and run again.")
+    try:
+        if schema == SCHEMA:
+            parse(record, Record, what="the record")
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}. Delete it and run again.") from error
     return record
 
 

@@ -48,7 +48,16 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     """
     peft = import_optional("peft", extra="peft")
     refuse_code(facts["configs"], where="an adapter in the manifest")
-    configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+    if facts["active"] not in facts["configs"]:
+        raise InputError(f"The adapter {facts['active']!r} has no configuration; there are {listing(facts['configs'])}.")
+    try:
+        configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+        return _attached(model, facts, configs, peft)
+    except Exception as error:  # whatever a configuration that was tampered with makes of a foreign library
+        raise InputError(f"peft cannot attach the adapters that were saved: {error}") from error
+
+
+def _attached(model: nn.Module, facts: Mapping[str, Any], configs: Mapping[str, Any], peft: Any) -> nn.Module:
     first, *others = configs
     with torch.random.fork_rng(devices=[]), _refusing(model):
         if not facts["wrapped"]:

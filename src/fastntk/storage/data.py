@@ -21,6 +21,7 @@ from fastntk.data.catalog import Catalog, hiding, select_ids
 from fastntk.data.sources import open_source, read_selection
 from fastntk.models.card import card_from_dict
 from fastntk.storage.keys import SUFFIX
+from fastntk.storage.schema import Source, source_of
 from fastntk.training.run import Run
 
 
@@ -77,7 +78,7 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     Prepared for the run's own model, whose input spec the manifest has. ``ids``: those of its trace; exactly these are loaded, in
     this order. ``key``: the run's, where it has one. DataGoneError where the source or one of them is not there.
     """
-    source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
+    source, card, data = source_of(manifest), manifest["model"]["card"], manifest["data"]
     if card is None:
         raise DataGoneError(
             f"The model of this run, a {manifest['model']['class']}, was not made by build_model, so nothing says how pictures "
@@ -88,7 +89,7 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
         raise DataGoneError(
             "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
         )
-    spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
+    spec, chosen = card_from_dict(card).input, _chosen(source)
     hide = hiding_key(source, key)
     if ids is None and not source.get("without"):
         samples = load_source(source["data"], spec=spec, hide=hide, **chosen)
@@ -97,6 +98,8 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
             catalog = hiding(open_source(source["data"], emptied=True), hide)
         except InputError as error:
             raise DataGoneError(f"The data of this run cannot be opened: {error}.") from error
+        if data["classes"] is None:
+            raise InputError("This run does not name its classes, so its samples cannot be found in the source again.")
         wanted = _not_forgotten(catalog, source, data["classes"], key) if ids is None else ids
         part, lacking = select_ids(catalog, wanted, data["classes"])
         if lacking:
@@ -110,7 +113,12 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     return samples
 
 
-def _not_forgotten(catalog: Catalog, source: Mapping[str, Any], classes: Sequence[str], key: bytes | None) -> list[str]:
+def _chosen(source: Source) -> dict[str, Any]:
+    """Which part of the source the run had."""
+    return {"images_per_class": source.get("images_per_class"), "only_classes": source.get("only_classes")}
+
+
+def _not_forgotten(catalog: Catalog, source: Source, classes: Sequence[str], key: bytes | None) -> list[str]:
     """Ids of the run's selection less those that earlier requests forgot, known by their digests."""
     rows: list[int] = []
     for name in classes:
@@ -147,8 +155,6 @@ def check_data(manifest: Mapping[str, Any], samples: Samples, *, key: bytes | No
     expected = manifest["data"]
     name = expected.get("key")
     comparable = name is None or (key is not None and key_name(key) == name)
-    if samples.digest() == expected["digest"]:
-        return
     if len(samples) != expected["count"]:
         what = f"{len(samples)} samples, the run had {expected['count']}"
     elif comparable and _ids_digest(samples, None if name is None else key) != expected["ids_digest"]:
@@ -159,7 +165,7 @@ def check_data(manifest: Mapping[str, Any], samples: Samples, *, key: bytes | No
         None if expected["classes"] is None else tuple(expected["classes"])
     ):
         what = "other class names"
-    elif expected["digest"] is None:
+    elif expected["digest"] in (None, samples.digest()):
         return
     else:
         what = "the same ids but other pixels or labels (changed files, or another version of the image library)"

@@ -27,6 +27,7 @@ from fastntk.storage.data import check_data, data_facts, facts_of, id_digest
 from fastntk.storage.keys import missing_key, read_key
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import RESULT, load_run, save_run
+from fastntk.storage.schema import ResultExtra, result_of
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
@@ -50,8 +51,8 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
     """
     path = Path(folder)
     manifest = read_manifest(path, kinds=(RESULT,))
-    extra = manifest["extra"]
-    split = _split(run, path, manifest)
+    extra = result_of(manifest)
+    split = _split(run, path, extra)
     key = _key(path, extra["request"])
     if run.samples is not None:
         check_data(manifest, run.samples.subset(split.retain), key=key)
@@ -63,7 +64,7 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
         method=extra["method"],
         split=split,
         seconds=extra["seconds"],
-        details=extra["details"],
+        details=manifest["extra"]["details"],
         trace=loaded.trace,
         key=key or b"",
     )
@@ -113,12 +114,12 @@ def _same(stored: str | None, present: str | None) -> bool:
 def stored_split(folder: str | Path, run: Run) -> Split:
     """Which samples of the run the result in this folder forgot, and which it retained."""
     path = Path(folder)
-    return _split(run, path, read_manifest(path, kinds=(RESULT,)))
+    return _split(run, path, result_of(read_manifest(path, kinds=(RESULT,))))
 
 
-def _split(run: Run, folder: Path, manifest: Mapping[str, Any]) -> Split:
-    extra = manifest["extra"]
-    differs = [name for name, value in _origin(run).items() if not _same(extra["origin"].get(name), value)]
+def _split(run: Run, folder: Path, extra: ResultExtra) -> Split:
+    stored: Mapping[str, Any] = extra["origin"]
+    differs = [name for name, value in _origin(run).items() if not _same(stored[name], value)]
     if differs:
         raise InputError(f"{folder} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
     wanted = set(extra["request"]["forgotten"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ class PathStore:
         if self._target is not None:
             self._folder = self._stack.enter_context(new_folder(self._target))
             self._folder.chmod(0o700)
-            self._abandoned = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._abandoned = weakref.finalize(self, _abandon, self._stack)
         self._writer: TraceWriter | None = None
         self._queue: list[Step] = []
         self._measures: list[Tensor] = []
@@ -196,11 +195,15 @@ class PathStore:
         """Keep nothing."""
         if self._writer is not None:
             self._writer.close()
-        with contextlib.suppress(_Abandoned):
-            self._stack.__exit__(_Abandoned, _Abandoned(), None)
         if self._target is not None:
-            self._abandoned.detach()
+            self._abandoned()
 
 
 class _Abandoned(BaseException):
     """Tells the new folder that it will not be finished."""
+
+
+def _abandon(stack: contextlib.ExitStack) -> None:
+    """Remove the folder that a stack was to finish."""
+    with contextlib.suppress(_Abandoned):
+        stack.__exit__(_Abandoned, _Abandoned(), None)

@@ -34,7 +34,13 @@ def save_tuned(subset: Subset, path: str | Path, *, overwrite: bool = False) -> 
     parameters = {name for name, _ in subset.model.named_parameters()}
     buffers = {name: value for name, value in subset.model.state_dict().items() if name not in parameters}
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in {**subset.parameters, **buffers}.items()}
-    return write_file(Path(path), safetensors.torch.save(plain, metadata=MARK), overwrite=overwrite)
+    return write_file(Path(path), safetensors.torch.save(plain, metadata=MARK), overwrite=overwrite, replaceable=_check_ours)
+
+
+def _check_ours(path: Path) -> tuple[str, ...]:
+    """Refuse to replace what ``save_tuned`` did not write."""
+    _read(path)
+    return ()
 
 
 @torch.no_grad()
