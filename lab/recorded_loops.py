@@ -5,6 +5,7 @@ lora         ViT-S/14 with LoRA of rank 8 by peft, in the same loop
 trainer      ViT-S/14, norm+head, in Hugging Face's Trainer: AdamW in two groups, warm-up, smoothing, clipping, accumulation
 whole-cnn    ResNet-20, all weights, in the same loop as the first
 whole-vit    a small ViT, all weights, from random ones, in the same loop
+whole-vit-s14  ViT-S/14, all weights, from pre-trained ones, in the loop of LoRA
 """
 
 from __future__ import annotations
@@ -111,6 +112,14 @@ def _whole_vit(shared: Path) -> Bench:
     return Bench("a ViT of 4 blocks, all weights from random ones, a plain loop", samples, holdout, WHOLE, train)
 
 
+def _whole_vit_s14(shared: Path) -> Bench:
+    opened = _vit(shared)
+    samples, holdout = _data(opened)
+    train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, replace(TRANSFORMER, lr=1e-4))
+    rows = {label: options for label, options in WHOLE.items() if label != "all"}  # whose rows would cost many trainings
+    return Bench("ViT-S/14, all weights from pre-trained ones, a plain loop", samples, holdout, rows, train)
+
+
 def _lora(shared: Path) -> Bench:
     ensure_operators()
     from peft import LoraConfig, get_peft_model
@@ -148,4 +157,5 @@ LOOPS: dict[str, Callable[[Path], Bench]] = {
     "trainer": _trainer,
     "whole-cnn": _whole_cnn,
     "whole-vit": _whole_vit,
+    "whole-vit-s14": _whole_vit_s14,
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fastntk.models import InputSpec, build_model, input_spec
     from fastntk.planning import Plan
     from fastntk.report import write_report
+    from fastntk.storage.keys import verify_ids
     from fastntk.storage.results import load_result, save_result
     from fastntk.storage.runs import load_run, save_run
     from fastntk.tangent import jacobian
@@ -79,6 +80,7 @@ __all__ = [
     "tune",
     "tune_baseline",
     "unlearn",
+    "verify_ids",
     "write_report",
 ]
 
@@ -124,6 +126,7 @@ _HOMES = {
     "tune": "tuning",
     "tune_baseline": "unlearning",
     "unlearn": "unlearning",
+    "verify_ids": "storage.keys",
     "write_report": "report",
 }
 

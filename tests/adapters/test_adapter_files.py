@@ -139,11 +139,12 @@ def test_a_changed_backbone_is_seen_behind_the_adapter() -> None:
 def test_a_backbone_that_does_not_fit_is_left_as_it_was(tmp_path: Path) -> None:
     run = a_run("timm")
     run.save(tmp_path / "run")
-    other = timm_vit(classes=5)
-    names = list(other.state_dict())
-    with pytest.raises(InputError, match="does not fit"):
-        fastntk.Run.load(tmp_path / "run", model=other)
-    assert list(other.state_dict()) == names
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for other, message in ((timm_vit(classes=5), "does not fit"), (plain, "adapters of this run do not fit this Sequential")):
+        names = list(other.state_dict())
+        with pytest.raises(InputError, match=message):
+            fastntk.Run.load(tmp_path / "run", model=other)
+        assert list(other.state_dict()) == names
 
 
 def test_tuned_parameters_as_one_file(tmp_path: Path) -> None:

@@ -168,13 +168,17 @@ def test_a_head_with_an_adapter_is_explained() -> None:
     [
         (lambda: nn.Sequential(nn.Linear(4, 3)), "lora+head", {}, r"Sequential has none that can be adapted.*lora_targets"),
         (timm_vit, "lora+head", {"lora_targets": ["nothing"]}, "peft cannot attach LoRA"),
-        (timm_vit, "lora+head", {"lora_rank": 0}, "lora_rank must be ≥ 1, got 0"),
+        (timm_vit, "lora+head", {"lora_rank": 0}, "lora_rank must be a whole number ≥ 1, got 0"),
+        (timm_vit, "lora+head", {"lora_rank": "4"}, "lora_rank must be a whole number ≥ 1, got '4'"),
+        (timm_vit, "norm+head", {"lora_rank": 4}, r"of the term 'lora', .*: write 'norm\+head\+lora', or"),
+        (timm_vit, "norm+head", {"lora_targets": ["qkv"]}, "of the term 'lora'"),
+        (timm_vit, 16, {}, "spec must be text, a sum such as 'norm.head'; got 16"),
         (timm_vit, "lora+nrom", {}, "Unknown spec term 'nrom'"),
         (timm_vit, "lora+prompts", {"prompt_length": 3}, "prompt_length counts keys and values"),
         (lambda: lora(timm_vit()), "lora+head", {"lora_rank": 4}, "has an adapter already"),
     ],
 )
-def test_wrong_use_changes_nothing(build: Any, spec: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_use_changes_nothing(build: Any, spec: Any, options: dict[str, Any], message: str) -> None:
     peft()
     model = build()
     before = [name for name, _ in model.named_modules()]

@@ -72,7 +72,7 @@ def test_an_audit_by_the_function_is_the_audit_by_the_recipe(toy) -> None:
     mine = functools.partial(lambda toy, keep, seed: repeat(toy, keep, seed).model, toy)
     record = fastntk.audit(result.run, result, retrain=mine, **options)
     jsonschema.validate(record, schema())
-    same = ("accuracy", "loss", "relearn", "probes", "distances", "flow", "loss_histogram", "samples")
+    same = ("accuracy", "loss", "relearn", "probes", "distances", "flow", "loss_histogram")
     assert all(record[part] == by_recipe[part] for part in same)
     assert record["verdict"]["level"] == by_recipe["verdict"]["level"] != "no reference"
     assert by_recipe["reference"] == {"made": True, "seed": 0, "other_seeds": [1, 2]}
@@ -306,6 +306,10 @@ def test_wrong_use_is_said_before_any_training(toy) -> None:
 
     with pytest.raises(InputError, match="the run has none"):
         fastntk.audit(run, result, holdout=toy.holdout, retrain=never, ensemble=FEWEST, ensemble_kind="tangent")
+    retrained = fastntk.unlearn(toy.run, ids=toy.ids(3), method="retrain")
+    for more in ({}, {"ensemble": FEWEST, "ensemble_kind": "tangent"}):
+        with pytest.raises(InputError, match=r"Retrains are given .* Give one: the results"):
+            fastntk.audit(toy.run, result, holdout=toy.holdout, reference=retrained, retrain=never, **more)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="called"):  # what the function raises is the user's own to see
         fastntk.audit(run, result, holdout=toy.holdout, retrain=never)
 

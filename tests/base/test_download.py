@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import email.message
 import hashlib
+import io
 import json
 import logging
+import os
 import threading
+import urllib.request
+import urllib.response
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -28,9 +33,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/absent.bin":
             self.send_error(404)
             return
+        if self.path == "/moved.bin":
+            self.send_response(302)
+            self.send_header("Location", self.server.moved)
+            self.end_headers()
+            return
         self.send_response(200)
         if self.path != "/unknown-length.bin":
-            self.send_header("Content-Length", str(len(self.server.content)))
+            self.send_header("Content-Length", self.server.length or str(len(self.server.content)))
         self.end_headers()
         cut = self.path == "/cut.bin"
         self.wfile.write(self.server.content[: len(self.server.content) // 2] if cut else self.server.content)
@@ -42,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.content, running.requests = CONTENT, []
+        running.content, running.requests, running.length = CONTENT, [], None
         running.url = f"http://127.0.0.1:{running.server_port}"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -146,3 +156,44 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="set FASTNTK_CACHE"):
         download(f"{server.url}/file.bin", folder=tmp_path / "file" / "sub")
+
+
+@pytest.mark.parametrize("name", ["file.bin", "unknown-length.bin"])
+def test_more_than_was_said_is_refused_and_leaves_nothing(server, tmp_path, name):
+    with pytest.raises(InputError, match=r"(has 768 kB, more than|sends more than) the 300 kB that are taken; .*put it at"):
+        download(f"{server.url}/{name}", folder=tmp_path, sha256=SHA256, most=300_000)
+    assert files(tmp_path) == []
+    assert download(f"{server.url}/{name}", folder=tmp_path, sha256=SHA256, most=len(CONTENT)).read_bytes() == CONTENT
+
+
+def test_a_length_that_is_no_number(server, tmp_path):
+    server.length = "many"
+    assert download(f"{server.url}/file.bin", folder=tmp_path, sha256=SHA256).read_bytes() == CONTENT
+
+
+def test_redirects_are_followed_but_not_from_https_to_http(server, tmp_path, monkeypatch):
+    server.moved = f"{server.url}/file.bin"
+    assert download(f"{server.url}/moved.bin", folder=tmp_path, sha256=SHA256).read_bytes() == CONTENT
+    server.moved = "ftp://127.0.0.1:9/file.bin"
+    with pytest.raises(InputError, match=r"redirects to ftp://.*, which is not https"):
+        download(f"{server.url}/moved.bin", folder=tmp_path / "other", sha256=SHA256)
+
+    def https(handler, request):
+        headers = email.message.Message()
+        headers["Location"] = f"{server.url}/file.bin"
+        response = urllib.response.addinfourl(io.BytesIO(), headers, request.full_url, 302)
+        response.msg = "Found"
+        return response
+
+    monkeypatch.setattr(urllib.request.HTTPSHandler, "https_open", https)
+    server.requests.clear()
+    with pytest.raises(InputError, match=r"https://host/new\.bin: it redirects to http://127.*, which is not https"):
+        download("https://host/new.bin", folder=tmp_path / "third", sha256=SHA256)
+    assert server.requests == []
+    assert files(tmp_path / "third") == []
+
+
+def test_a_pipe_in_the_cache_is_not_waited_for(server, tmp_path):
+    os.mkfifo(tmp_path / "file.bin")
+    with pytest.raises(InputError, match="is a pipe, not a regular file"):
+        download(f"{server.url}/file.bin", folder=tmp_path, sha256=SHA256)

@@ -187,6 +187,7 @@ def test_what_escapes_becomes_a_message(error: BaseException, code: int, message
         raise error
 
     monkeypatch.setattr("fastntk.storage.manifest.read_bundle", fail)
+    monkeypatch.setattr("fastntk.base.atomic._CHANGES", {})  # of this process, which ran other tests before
     result = fastntk_command("info", "anything")
     assert result.exit_code == code
     assert message in result.stderr

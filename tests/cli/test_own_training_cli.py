@@ -10,6 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import fastntk
@@ -31,6 +33,9 @@ def retrain(keep_ids, seed):
 
 def broken(keep_ids, seed):
     raise RuntimeError("out of coffee")
+
+def loss(logits, targets):
+    return torch.nn.functional.multi_margin_loss(logits, targets)
 
 number = 3
 """
@@ -107,6 +112,75 @@ def test_an_audit_with_a_module_of_the_user(here: Path) -> None:
     assert made["details"]["options"]["retrain"] == "own_training_example:retrain"
     again = printed("audit", here / "run", here / "result", *options, "--reference", here / "retrain", "--out", here / "b.json")
     assert again["distances"]["same_seed"] == record["distances"]["same_seed"]
+
+
+@pytest.fixture(scope="module")
+def own_loss(folder: Path) -> Path:
+    """A run that was recorded with the loss of the user's module."""
+    model = fastntk.build_model("resnet20", num_classes=3, weights="cifar100")
+    subset = fastntk.tune(model, "head")
+    samples = fastntk.load_source("digits", spec=fastntk.input_spec(model), images_per_class=4, only_classes=3)
+    optimizer, loss = torch.optim.SGD(subset.parameters.values(), lr=0.1), nn.functional.multi_margin_loss
+    recorder = fastntk.record(model.eval(), subset, optimizer, loss=loss)
+    for part in torch.arange(len(samples)).split(4) * 2:
+        with recorder.batch([samples.ids[k] for k in part], samples.labels[part]):
+            optimizer.zero_grad()
+            loss(model(samples.inputs[part]), samples.labels[part]).backward()
+            optimizer.step()
+    dataclasses.replace(recorder.finish(samples), samples=None).save(folder / "own-loss")
+    return folder / "own-loss"
+
+
+def test_a_loss_of_the_users_own_is_named(own_loss: Path, here: Path) -> None:
+    request = [own_loss, "--ids", fastntk.load_run(own_loss).listed.ids[1]]
+    assert "--loss-with MODULE:FUNCTION" in command("plan", *request).output
+    refused = command("unlearn", *request, "--out", here / "never", code=2)
+    assert "recorded with a loss of one's own" in refused.output
+    assert "--loss-with MODULE:FUNCTION" in refused.output
+    named = ["--loss-with", "own_training_example:loss"]
+    assert "--loss-with own_training_example:loss" in command("plan", *request, *named).output
+    command("unlearn", *request, *named, "--out", here / "by-own-loss")
+    run = fastntk.load_run(own_loss, loss=nn.functional.multi_margin_loss)
+    expected = fastntk.unlearn(run, ids=[run.listed.ids[1]]).delta
+    assert torch.equal(fastntk.load_result(here / "by-own-loss", run).delta, expected)
+    assert float(expected.norm()) > 0
+    command("audit", own_loss, here / "by-own-loss", *named, "--holdout", "digits@test", "--data", "digits", "--no-probes",
+            "--relearn-cap", "1")  # fmt: skip
+
+
+def test_a_wrong_loss_or_one_that_is_not_needed_is_refused(own_loss: Path, here: Path) -> None:
+    for run, text, message in (
+        (own_loss, "loss", "--loss-with 'loss': expected MODULE:FUNCTION, as in mytraining:loss"),
+        (own_loss, "torch.nn.functional:soft_margin_loss", "not the loss that the trace was recorded with"),
+        (here / "run", "own_training_example:loss", "was recorded with the loss cross-entropy, which is known"),
+    ):
+        refused = command("unlearn", run, "--classes", "1", "--loss-with", text, "--out", here / "never", code=2)
+        assert message in refused.output
+
+
+def test_images_are_asked_for_and_left_out_at_once(here: Path) -> None:
+    options = ["--classes", "1", "--no-images", "--data", "digits"]
+    for name, *more in (("plan",), ("unlearn", "--out", here / "never")):
+        assert "--no-images and --data contradict each other" in command(name, here / "run", *options, *more, code=2).output
+
+
+def test_a_model_without_a_card_reads_no_source(here: Path, tmp_path: Path) -> None:
+    from fastntk.models.torchvision_ops import import_optional
+
+    transformers = import_optional("transformers", extra="hf")
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8,
+                                    patch_size=4, num_labels=3)  # fmt: skip
+    model = transformers.ViTForImageClassification(config)
+    samples = fastntk.Samples(torch.randn(6, 3, 8, 8), [0, 1, 2] * 2)
+    run = fastntk.fit(model, fastntk.tune(model, "head"), samples, fastntk.Recipe(epochs=1), trace=True)
+    run.save(tmp_path / "run")
+    for data in ([], ["--data", "digits"]):
+        refused = command("unlearn", tmp_path / "run", "--classes", "0", "--method", "fast-ntk", *data, "--out", tmp_path / "no",
+                          code=2)  # fmt: skip
+        assert "ViTForImageClassification, was not made by build_model" in refused.output
+        assert "Run.load(folder, samples=...)" in refused.output
+    command("unlearn", tmp_path / "run", "--classes", "0", "--out", tmp_path / "result")
+    assert "fastntk plan" in command("info", tmp_path / "result").output
 
 
 def test_nothing_is_imported_unless_asked_for(here: Path) -> None:

@@ -16,11 +16,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fastntk import schemas
+from fastntk.auditing.record import sealed
 from fastntk.cli.app import app
 from fastntk.cli.report import as_png
 from fastntk.data.digits import open_digits
 from fastntk.report import record_digest, render
 from fastntk.storage.data import source_samples
+from fastntk.storage.keys import key_file
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import load_run
 
@@ -55,6 +57,8 @@ def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A copy to play with; the working folder."""
     for name in ("run", "result", "unaudited"):
         shutil.copytree(finished / name, tmp_path / name)
+        if name != "run":
+            shutil.copy(key_file(finished / name), key_file(tmp_path / name))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -138,13 +142,29 @@ def _truncated(folder: Path) -> None:
 def _of_another(folder: Path) -> None:
     record = json.loads((folder / "audit.json").read_text())
     record["subject"]["result"]["tuned"] = "0" * 64
-    (folder / "audit.json").write_text(json.dumps(record))
+    (folder / "audit.json").write_text(json.dumps(sealed(record)))
 
 
-def _other_data(folder: Path) -> None:
+def _edited(folder: Path) -> None:
     record = json.loads((folder / "audit.json").read_text())
-    record["subject"]["run"]["data"] = "0" * 64
+    record["verdict"]["level"] = "like retrain"
     (folder / "audit.json").write_text(json.dumps(record))
+
+
+def _resealed(folder: Path) -> None:
+    _edited(folder)
+    (folder / "audit.json").write_text(json.dumps(sealed(json.loads((folder / "audit.json").read_text()))))
+
+
+def _unsealed(folder: Path) -> None:
+    _edited(folder)
+    record = json.loads((folder / "audit.json").read_text())
+    del record["record_sha256"]
+    (folder / "audit.json").write_text(json.dumps(record))
+
+
+def _no_key(folder: Path) -> None:
+    key_file(folder).unlink()
 
 
 def _per_cent(folder: Path) -> None:
@@ -174,10 +194,16 @@ WRONG = [
     ("report result --thumbnails", None, "--thumbnails needs --run RUN"),
     ("report result --run run", None, "for --thumbnails only"),
     ("report result --data digits", None, "for --thumbnails only"),
-    ("report result --thumbnails --run unaudited", None, "about another run's data"),
+    ("report result", _edited, "this record was changed after it was written"),
+    ("report result", _resealed, "it says “like retrain”, its figures say “no reference”"),
+    ("report result", _unsealed, "it says “like retrain”, its figures say “no reference”"),
+    ("info result", _edited, "this record was changed after it was written"),
+    ("info result", _resealed, "its figures say “no reference”"),
+    ("report result/audit.json --thumbnails --run run", None, "needs the result's folder"),
+    ("report result --thumbnails --run unaudited", None, "was not made from this run: they differ in data"),
+    ("report result --thumbnails --run run", _no_key, "its key is not in"),
     ("report result --thumbnails --run nowhere", None, "no such folder"),
     ("report result --thumbnails --run run --data digits@test", None, "samples of this run are not in digits@test"),
-    ("report result --thumbnails --run run", _other_data, "another run's data"),
     ("report result --pictures", None, "--pictures"),
 ]
 

@@ -22,7 +22,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fastntk.schemas
-from fastntk.base.atomic import _sibling
+from fastntk.base.atomic import _claim, sweep
 from fastntk.base.errors import InputError
 from fastntk.cli import erase as erase_module
 from fastntk.cli.app import app
@@ -179,8 +179,8 @@ def test_no_trace(place: Path) -> None:
 
 def test_a_plan_of_a_result_with_and_without_images(place: Path) -> None:
     unlearn(place, "run", "first", "--classes", "bee", "--depth", "1")
-    asked = ["plan", place / "first", "--ids", names_of("cat")[1], "--data", place / "photos"]
-    assert "path-replay" in printed(*asked)["chosen"]
+    asked = ["plan", place / "first", "--ids", names_of("cat")[1]]
+    assert "path-replay" in printed(*asked, "--data", place / "photos")["chosen"]
     alone = command(*asked, "--no-images")
     assert "Planning with the trace alone" in alone.stderr
     assert "What Retrain would take was not measured, for there are no images" in alone.stdout
@@ -268,9 +268,9 @@ def test_erase_says_what_goes_and_removes_all_of_it(place: Path) -> None:
 
 
 def test_what_a_killed_erase_leaves_is_swept_by_the_next(place: Path) -> None:
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
-    left = _sibling(place / "run", "tmp").name.replace(f"-{os.getpid()}-", f"-{int(dead.stdout)}-")
-    (place / "run").rename(place / left)
+    claim = _claim(place / "run")
+    claim.path("lock").touch()  # which nobody holds
+    (place / "run").rename(claim.path("tmp"))
     assert "remainder of an interrupted command" in command("erase", place / "run", "--yes").stdout
     assert sorted(path.name for path in place.iterdir()) == ["photos"]
 
@@ -370,7 +370,8 @@ def test_a_kill_while_a_result_is_written_leaves_it_whole_or_absent(place: Path,
         worker.once(kill_after=1.1 * length * (number + draw.random()) / times)
         outcomes.add(whole_or_absent(place / "result"))
         assert (place / "result").exists() or not written  # what was to be replaced is there, or back
-        assert not [path.name for path in place.iterdir() if path.name.startswith(".result")]  # swept by reading
+        sweep(place / "result")  # as the next writer does
+        assert not [path.name for path in place.iterdir() if path.name.startswith(".result")]
         if not (place / "result").exists():
             worker.once()
     worker.close()
@@ -393,7 +394,8 @@ def test_a_kill_while_a_run_is_erased_leaves_it_whole_or_absent(place: Path, tim
         worker.once(kill_after=1.1 * length * (number + draw.random()) / times)
         assert not (place / "victim").exists() or contents(place / "victim") == expected
         outcomes.add(whole_or_absent(place / "victim"))
-        assert not [path.name for path in place.iterdir() if path.name.startswith(".victim")]  # swept by reading
+        sweep(place / "victim")
+        assert not [path.name for path in place.iterdir() if path.name.startswith(".victim")]
     worker.close()
     assert "absent" in outcomes
     assert times < 30 or "whole" in outcomes

@@ -86,7 +86,7 @@ def test_the_schema_of_audits_is_made_from_the_types() -> None:
     assert schema == fastntk.auditing.schema()
     assert schema["properties"]["schema"] == {"enum": ["fastntk-audit/1"]}
     assert {field.name for field in dataclasses.fields(AuditRecord)} == set(schema["properties"])
-    assert set(schema["properties"]) - set(schema["required"]) == {"probes", "distances", "outside"}
+    assert set(schema["properties"]) - set(schema["required"]) == {"probes", "distances", "samples", "record_sha256", "outside"}
     assert all(part["description"] for part in schema["$defs"].values())
 
 

@@ -141,7 +141,7 @@ WRONG = {
     f"{DO} --ids-file empty.txt": "holds no id",
     f"{DO} --ids-file binary.txt": "cannot be read as a text file",
     f"{DO} --ids-file unknown.txt": "unknown ids: nobody",
-    f"{DO} --ids-file taken": "cannot be read",
+    f"{DO} --ids-file taken": "taken is a folder, not a regular file: expected a text file",
     f"{DO} --ids x*,y?": "no id matches x*, y?",
     f"{DO} --person Ada": "--person and --persons-file go together",
     f"{DO} --persons-file people.csv": "--person and --persons-file go together",

@@ -96,6 +96,20 @@ def test_files(end: str, mark: str, samples: Samples, tmp_path: Path) -> None:
     assert ids_in_file(path, samples) == ("cats/2.jpg", "photo #3.png", "dogs/1.png")
 
 
+def test_only_the_end_of_a_line_ends_an_id(tmp_path: Path) -> None:
+    ids = ("a\xa0b", "f\xa0#1", "g\u3000")  # spaces of other kinds belong to the id
+    samples = Samples(torch.zeros(len(ids), 1), [0] * len(ids), ids=ids)
+    (tmp_path / "ids.txt").write_bytes("\r\n".join(ids).encode())
+    assert ids_in_file(tmp_path / "ids.txt", samples) == ids
+
+
+def test_no_ids_at_all(samples: Samples) -> None:
+    for wrong in (None, 1.5):
+        with pytest.raises(InputError, match=f"ids must be int or str, or a sequence of them, not {type(wrong).__name__}"):
+            matching_ids(wrong, samples)  # type: ignore[arg-type]
+    assert matching_ids(torch.tensor(7), samples) == ("7",)  # type: ignore[arg-type]
+
+
 def test_a_mark_before_the_first_id_is_no_part_of_it(samples: Samples, tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_bytes("\ufeffacb\r\n".encode())
     assert ids_in_file(tmp_path / "ids.txt", samples) == ("acb",)

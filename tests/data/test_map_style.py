@@ -69,6 +69,23 @@ def test_pictures_are_prepared_where_a_spec_is_given(photos: Path) -> None:
     assert samples.digest() == load_source(photos, spec=SPEC).digest()
 
 
+def test_pictures_that_cannot_be_decoded_are_named(photos: Path) -> None:
+    whole = (photos / "cat/b.png").read_bytes()
+    (photos / "cat/b.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"item 1 of the data set cannot be read: .*; repair or remove it"):
+        Samples.from_dataset(image_folder(photos))
+    lazy = [(Image.open(photos / "cat/b.png"), 0)]
+    with pytest.raises(InputError, match=r"item 0: the picture cannot be decoded: .*; repair or remove it"):
+        Samples.from_dataset(Items(lazy), spec=SPEC)
+
+
+def test_what_is_no_picture_and_what_is_no_spec(photos: Path) -> None:
+    with pytest.raises(InputError, match="item 0: a picture must be a PIL image or a uint8 array, not str: open files first"):
+        Samples.from_dataset(Items([(str(photos / "cat/a.png"), 0)]), spec=SPEC)
+    with pytest.raises(InputError, match=r"spec must be a fastntk.InputSpec: .*; got '16'"):
+        Samples.from_dataset(Items([(picture(0), 0)]), spec="16")  # type: ignore[arg-type]
+
+
 def test_ids_outlive_new_files(photos: Path) -> None:
     before = Samples.from_dataset(image_folder(photos))
     picture(9).save(photos / "cat" / "0.png")

@@ -383,8 +383,9 @@ def test_a_run_is_loaded_to_a_device(tmp_path: Path) -> None:
     loaded = fastntk.Run.load(tmp_path / "run", samples(), model=network(), device=DEVICE)
     assert loaded.anchor.device == loaded.subset.get().device == DEVICE
     same(fastntk.unlearn(loaded, ids=["p7-1"]).delta, fastntk.unlearn(here(), ids=["p7-1"]).delta)
-    with pytest.raises(InputError, match="device 'cuda:7' is not there"):
-        fastntk.Run.load(tmp_path / "run", model=network(), device="cuda:7")
+    for absent in ("cuda:7", torch.device("cuda", 7)):
+        with pytest.raises(InputError, match="device 'cuda:7' is not there"):
+            fastntk.Run.load(tmp_path / "run", model=network(), device=absent)
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,5 +402,8 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("auto") == torch.device("cuda")
     assert find_device("cuda:1") == torch.device("cuda", 1)
+    assert find_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    with pytest.raises(InputError, match="there are 2 CUDA devices"):
+        find_device(torch.device("cuda", 2))
     with pytest.raises(InputError, match="there are 2 CUDA devices"):
         find_device("cuda:2")

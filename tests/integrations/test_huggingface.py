@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paired_batches import CLASSES, IDS, SIZE, N, Paired
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,8 +23,6 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'fastntk[hf]'")
 from fastntk.integrations.huggingface import RecordCallback  # noqa: E402
 
-N, CLASSES, SIZE = 20, 3, 5
-IDS = [f"img/{k:02d}.png" for k in range(N)]
 FULL = {
     "learning_rate": 0.02,
     "weight_decay": 0.1,
@@ -70,22 +69,6 @@ def network(dtype: torch.dtype = torch.float32, **config: Any) -> Any:
         )
     )
     return model.to(dtype)
-
-
-class Paired:
-    """Batches in an order of their own for each epoch; samples that are gone are left out of theirs."""
-
-    def __init__(self, gone: Sequence[int]) -> None:
-        self.gone, self.epoch = set(gone), 0
-
-    def __len__(self) -> int:
-        return N // SIZE
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        self.epoch += 1
-        for start in range(0, N, SIZE):
-            yield [k for k in order[start : start + SIZE] if k not in self.gone]
 
 
 class PairedTrainer(transformers.Trainer):  # type: ignore[misc, name-defined]

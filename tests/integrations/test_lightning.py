@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paired_batches import CLASSES, IDS, N, Paired
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -19,8 +20,6 @@ ensure_operators()
 pytest.importorskip("lightning", reason="needs lightning: pip install 'fastntk[lightning]'")
 from fastntk.integrations.lightning import RecordCallback  # noqa: E402
 
-N, CLASSES, SIZE = 20, 3, 5
-IDS = [f"img/{k:02d}.png" for k in range(N)]
 SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
@@ -36,22 +35,6 @@ class Images(Dataset[Any]):
         if self.form == "dict":
             return {"image": self.pixels[k], "label": k % CLASSES, "id": IDS[k]}
         return (self.pixels[k], k % CLASSES, IDS[k])[: 2 if self.form == "pair" else 3]
-
-
-class Paired:
-    """Batches in an order of their own for each epoch; samples that are gone are left out of theirs."""
-
-    def __init__(self, gone: Sequence[int]) -> None:
-        self.gone, self.epoch = set(gone), 0
-
-    def __len__(self) -> int:
-        return N // SIZE
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        self.epoch += 1
-        for start in range(0, N, SIZE):
-            yield [k for k in order[start : start + SIZE] if k not in self.gone]
 
 
 def module_of(package: Any, *, spec: str | None = None, optimizers: int = 1) -> Any:
@@ -172,6 +155,7 @@ def test_wrong_use(package: Any, tmp_path: Path) -> None:
     refused("ids and targets: .* got a list of 2", data=Images(form="pair"))
     refused("not that of loss", RecordCallback("head", loss=nn.functional.multi_margin_loss))
     refused("is not tuned", RecordCallback("norm", loss=SMOOTH))
+    refused("network='nix'.: Module has no such attribute .* it has net", RecordCallback("head", loss=SMOOTH, network="nix"))
     used = RecordCallback("head", loss=SMOOTH)
     trained(package, used, tmp_path)
     refused("recorded a training already", used)

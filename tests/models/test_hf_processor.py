@@ -188,6 +188,7 @@ def test_the_card_survives_json_with_its_processor(save: Any) -> None:
     card = card_of(build_model(f"hf:{folder}", num_classes=5))
     again = card_from_dict(json.loads(json.dumps(dataclasses.asdict(card))))
     assert again == card
+    assert (hash(again), hash(again.input)) == (hash(card), hash(card.input))
     picture = smooth(90, 60, seed=0)
     assert torch.equal(prepare(picture, again.input), prepare(picture, card.input))
 
@@ -248,6 +249,10 @@ def test_a_processor_that_does_not_resize(save: Any) -> None:
         ("{broken", "not a valid JSON"),
         ('{"image_processor_type": "NoSuchImageProcessor"}', "Unrecognized image processor"),
         ('{"image_processor_type": "ViTImageProcessor", "size": "large"}', "cannot be used"),
+        ('{"image_processor_type": "ViTImageProcessor", "rescale_factor": 0}', "ZeroDivisionError"),
+        ('{"image_processor_type": "ViTImageProcessor", "resample": 99}', "KeyError: 99"),
+        ('{"image_processor_type": "ViTImageProcessor", "resample": "bilinear"}', "not a valid Resampling"),
+        ('{"image_processor_type": "ViTImageProcessor", "image_mean": null}', "image_mean"),
     ],
 )
 def test_unusable_processors_are_refused(text: str, message: str, save: Any) -> None:
@@ -255,6 +260,15 @@ def test_unusable_processors_are_refused(text: str, message: str, save: Any) -> 
     (folder / "preprocessor_config.json").write_text(text)
     with pytest.raises(InputError, match=f"{message}.*preprocessor_config.json"):
         build_model(f"hf:{folder}", num_classes=5)
+
+
+def test_one_mean_is_for_all_channels(save: Any) -> None:
+    folder, _ = save("ViTImageProcessor", SQUASH)
+    settings = json.loads((folder / "preprocessor_config.json").read_text()) | {"image_mean": [0.4], "image_std": [0.2]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    spec = input_spec(build_model(f"hf:{folder}", num_classes=5))
+    assert (spec.mean, spec.std) == ((0.4,) * 3, (0.2,) * 3)
+    assert prepare(smooth(40, 40, seed=0), spec).shape == (3, SIDE, SIDE)
 
 
 def test_only_image_processors_are_made() -> None:

@@ -109,7 +109,7 @@ def _record() -> dict[str, Any]:
                     "reused": 0,
                     "estimated_seconds": 10.0,
                 },
-                **_by_model(_attack(1.0), _attack(0.6), _attack(0.5)),
+                **_by_model(_attack(1.0), _attack(0.54), _attack(0.5)),
             },
             "klom": {model: {"mean": 0.4, "p95": 1.5} for model in MODELS},
         },

@@ -37,7 +37,7 @@ TINY = replace(
     ),
     probes=False,
 )
-VARYING = ("timings", "environment", "created", "seconds", "peak_memory_bytes", "cost", "text")
+VARYING = ("timings", "environment", "created", "seconds", "peak_memory_bytes", "cost", "text", "ids_digest", "record_sha256")
 """Times, memory and the words on them (the verdict's text)."""
 
 

@@ -349,7 +349,7 @@ def test_the_retained_samples_are_found_again(traced: bool, how: str, photos: tu
     def reload(folder: Path) -> fastntk.Run:
         loaded = load_run(folder)
         ids = None if loaded.trace is None else loaded.trace.listed.ids
-        return load_run(folder, samples=source_samples(read_manifest(folder), ids=ids))
+        return load_run(folder, samples=source_samples(read_manifest(folder), ids=ids, key=loaded.key))
 
     again = reload(tmp_path / "first")
     assert again.data.digest() == first.retained.digest()

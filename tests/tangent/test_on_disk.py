@@ -132,7 +132,7 @@ def test_killed_before_the_first_state_starts_again(tmp_path: Path) -> None:
 def test_progress_is_recorded_now_and_then_not_every_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
     plain = store._record
-    monkeypatch.setattr(store, "_record", lambda *a, **k: (recorded.append(a[2]), plain(*a, **k))[1])
+    monkeypatch.setattr(store, "_record", lambda *a, **k: (recorded.append(a[1]["chunks"]), plain(*a, **k))[1])
     rows_on_disk(engine(), images(), tmp_path / "a", chunk=2)
     assert recorded == [0, 12]
 
@@ -176,7 +176,7 @@ def test_a_known_digest_stands_in_for_the_inputs(tmp_path: Path) -> None:
 def test_the_state_holds_no_data_and_the_files_are_private(tmp_path: Path) -> None:
     rows_on_disk(engine(), images(), tmp_path, chunk=4)
     state = json.loads((tmp_path / STATE).read_text())
-    assert set(state) == {"key", "chunks", "complete"}
+    assert set(state) == {"key", "chunks", "complete", "digests"}
     assert all(isinstance(value, str | int | list | dict) for value in state["key"].values())
     for name in (BODY, FEATURES):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
@@ -189,6 +189,45 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         rows_on_disk(engine(), images(), tmp_path, chunk=4)
     (tmp_path / STATE).write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
+        rows_on_disk(engine(), images(), tmp_path, chunk=4)
+
+
+@pytest.mark.parametrize("name", [BODY, FEATURES])
+def test_a_flipped_bit_in_stored_rows_is_refused(name: str, tmp_path: Path) -> None:
+    rows_on_disk(engine(), images(), tmp_path, chunk=4)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=rf"{name} was changed: the SHA-256 of its chunks \d"):
+        rows_on_disk(engine(), images(), tmp_path, chunk=4)
+
+
+def test_a_flipped_bit_is_noticed_before_an_interrupted_job_goes_on(tmp_path: Path) -> None:
+    killed_after(tmp_path, 2)
+    with (tmp_path / BODY).open("r+b") as stream:
+        stream.write(b"\xff")
+    with pytest.raises(InputError, match=r"body\.bin was changed: the SHA-256 of its chunks 0 "):
+        rows_on_disk(engine(), images(), tmp_path, chunk=4)
+
+
+def test_of_large_rows_a_sample_with_both_ends_is_checked_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_on_disk(engine(), images(), tmp_path, chunk=1)
+    monkeypatch.setattr(store, "CHECKED_BYTES", 0)
+    with pytest.warns(UserWarning, match=rf"2 of {len(images())} chunks of the stored rows were compared"):
+        rows_on_disk(engine(), images(), tmp_path, chunk=1)
+    data = bytearray((tmp_path / BODY).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / BODY).write_bytes(data)
+    with pytest.warns(UserWarning, match="were compared"), pytest.raises(InputError, match="was changed"):
+        rows_on_disk(engine(), images(), tmp_path, chunk=1)
+
+
+@pytest.mark.parametrize("change", [{"chunks": 1}, {"complete": False}, {"digests": {}}, {"chunks": -1}, {"complete": 1}])
+def test_a_state_that_contradicts_itself_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    rows_on_disk(engine(), images(), tmp_path, chunk=4)
+    state = json.loads((tmp_path / STATE).read_text())
+    (tmp_path / STATE).write_text(json.dumps(state | change))
+    with pytest.raises(InputError, match=r"state\.json (contradicts itself|cannot be used)"):
         rows_on_disk(engine(), images(), tmp_path, chunk=4)
 
 
@@ -280,9 +319,9 @@ def test_two_writers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(store, "SECONDS_BETWEEN_STATES", 0.0)
     plain = store._record
 
-    def meanwhile(folder: Path, key: Any, chunks: int, **rest: Any) -> None:
-        plain(folder, key, chunks, **rest)
-        if chunks == 2:
+    def meanwhile(folder: Path, state: Any) -> None:
+        plain(folder, state)
+        if state["chunks"] == 2:
             with pytest.raises(InputError, match="Another process is writing"):
                 rows_on_disk(engine(), images(), folder, chunk=4)
 

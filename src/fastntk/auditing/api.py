@@ -22,7 +22,7 @@ from fastntk.auditing.ensembles import check_ensemble, check_offered
 from fastntk.auditing.figures import definitions
 from fastntk.auditing.limits import limits
 from fastntk.auditing.predictions import EvaluationSets, PredictionCache, Predictions, evaluation_sets, predict_sets
-from fastntk.auditing.record import SCHEMA, AuditRecord, Measurements, ReferenceSummary, to_dict
+from fastntk.auditing.record import SCHEMA, AuditRecord, Measurements, ReferenceSummary, sealed, to_dict
 from fastntk.auditing.record_figures import EnsembleKind, Membership
 from fastntk.auditing.references import Reference, check_holdout, check_result, references
 from fastntk.auditing.requirements import Condition, check_possible, evaluate, parse
@@ -30,6 +30,7 @@ from fastntk.auditing.verdict import verdict
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
 from fastntk.storage.manifest import versions
+from fastntk.training.network import check_finite
 from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import Retrainer, check_function
 from fastntk.unlearning.residue import check_reason
@@ -79,6 +80,12 @@ def audit(
     shared = _check_subject(run, result, holdout)
     if retrain is not None:
         check_function(retrain)
+        if not isinstance(reference, str | None) and (ensemble is None or ensemble_kind != "real"):
+            raise InputError(
+                "Retrains are given (reference=results, --reference RESULT), and so is a function to train them (retrain=f, "
+                "--retrain-with), which nothing would use. Give one: the results, or the function with reference='retrain'"
+                " or none. Both go together only where the function trains a real ensemble (ensemble=K)."
+            )
         reference = "retrain" if reference is None else reference
     planned = _planned(reference, retrains)
     check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=membership, probes=probes))
@@ -107,7 +114,7 @@ def audit(
         fastntk=versions()["fastntk"],
         environment=versions() | {"threads": torch.get_num_threads()},
         subject=sections.subject(result, holdout=len(holdout), classes=classes, data_digest=data_digest),
-        request=sections.request(result, forgotten),
+        request=sections.request(result),
         details=sections.plain(result.details),
         reference=about,
         accuracy=sections.accuracies(models, result.split.whole_classes),
@@ -118,17 +125,18 @@ def audit(
         membership=attacks,
         flow=sections.flow(models, classes),
         loss_histogram=sections.loss_histogram(models),
-        samples=sections.forgotten_samples(models, forgotten, classes, data_digest=data_digest),
         cost=sections.cost(result, first, audit_seconds=time.perf_counter() - started),
         definitions=definitions(),
         outside=sections.outside(run, accepted=accept_outside),
     )
-    return to_dict(_judged(measured, conditions, shared=shared))
+    return sealed(to_dict(_judged(measured, conditions, shared=shared)))
 
 
 def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
     """Refuse what cannot be audited; return how many hold-out samples are training samples too."""
     check_result(run, result)
+    check_finite(run.model, what="The run's model")
+    check_finite(result.model, what="The unlearned model")
     if len(result.split.forget) == 0:
         raise InputError("There is nothing to audit: the result forgot no samples.")
     return check_holdout(run, holdout)

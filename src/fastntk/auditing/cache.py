@@ -2,9 +2,9 @@
 
     <folder>/ensembles/<digest of everything that decides them>/<name>.safetensors
 
-Files are written whole or not at all. One that cannot be read, or whose digest does not match, is made again with a warning. They
-hold models that saw the data to be forgotten: delete the folder when the audits are done. The default place is
-``$FASTNTK_CACHE``, else ``~/.cache/fastntk``.
+Files are written whole or not at all; they and the folders are their owner's alone to read. One that cannot be read, or whose
+digest does not match, is made again with a warning. They hold models that saw the data to be forgotten: delete the folder when
+the audits are done. The default place is ``$FASTNTK_CACHE``, else ``~/.cache/fastntk``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def cached(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[st
         return stored, True
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
     digests = {name: tensor_digest(value) for name, value in tensors.items()}
-    write_file(path, safetensors.torch.save(tensors, metadata=digests), overwrite=True)
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # of an older release, or of a lax umask
+    write_file(path, safetensors.torch.save(tensors, metadata=digests), overwrite=True, private=True)
     return tensors, False
 
 

@@ -8,6 +8,9 @@ from fastntk.auditing.record_figures import known
 FEW = 100
 """With fewer unseen samples than this, a false-positive rate of 1 % cannot be told from none."""
 
+SINGLE = 5
+"""Up to so many forgotten samples, figures over them are close to figures of each."""
+
 
 def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
     """The sentences; ``shared``: hold-out samples that are copies of training samples."""
@@ -64,6 +67,11 @@ def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
         )
         if lira.ensemble.kind == "tangent":
             sentences.append("The ensemble was made by replay in a linear model of the network, not by training.")
+    if record.request.forget <= SINGLE:
+        sentences.append(
+            f"So few samples were forgotten ({record.request.forget}) that means and counts over them tell much of each: keep "
+            "this record as you would keep them."
+        )
     if shared:
         sentences.append(f"{shared} of the hold-out samples are exact copies of training samples.")
     return tuple(sentences)

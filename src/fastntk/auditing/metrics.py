@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastntk.base.errors import InputError
+from fastntk.training.network import is_right
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Share of samples whose largest score, logit or probability (n, C), is at the label (n,)."""
+    """Share of samples whose largest score, logit or probability (n, C), is at the label (n,); scores of NaN are wrong."""
     _check(scores, labels)
-    return float((scores.argmax(1) == labels).double().mean())
+    return float(is_right(scores, labels).double().mean())
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:

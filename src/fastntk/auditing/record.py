@@ -7,8 +7,11 @@ be left out is ``UNSET`` where it is; null means that a figure was tried and is 
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -16,10 +19,8 @@ from msgspec import UNSET, Meta, UnsetType
 from fastntk.auditing.record_figures import (
     Accuracies,
     ByModel,
-    Count,
     Distances,
     Flow,
-    Fraction,
     Losses,
     LossHistogram,
     Membership,
@@ -27,15 +28,14 @@ from fastntk.auditing.record_figures import (
     Probes,
     RelearningByModel,
 )
+from fastntk.base.schema import Count, Fraction, JsonObject, Moment, Sha256, check_moment, parse
+from fastntk.unlearning.details import Details
 
 SCHEMA: Literal["fastntk-audit/1"] = "fastntk-audit/1"
+SEAL = "record_sha256"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Sentences = Annotated[tuple[str, ...], Meta(min_length=1)]
-JsonObject: TypeAlias = dict[str, Any]
-"""Names and values that depend on the method, the recipe or the machine."""
 Level = Literal["like retrain", "differs from retrain", "memory left", "not to be trusted", "cannot be told", "no reference"]
 Better = Literal["like retrain", "lower", "higher"]
 
@@ -120,7 +120,7 @@ class Outside:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleEntry(ByModel[str]):
-    """A forgotten sample: the digest of its id, its label, each model's prediction, and its loss under each model."""
+    """A forgotten sample in records of older releases; none is written any more, and no page shows one."""
 
     digest: Sha256
     label: str
@@ -191,14 +191,16 @@ class Measurements:
     membership: Membership
     flow: Flow
     loss_histogram: LossHistogram
-    samples: tuple[SampleEntry, ...]
     cost: Cost
     definitions: dict[str, Definition]
+    samples: tuple[SampleEntry, ...] | UnsetType = UNSET
     probes: Probes | UnsetType = UNSET
     distances: Distances | UnsetType = UNSET
     outside: Outside | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        check_moment(self.created)
+        parse(self.details, Details, what="details")
         if self.reference.made and self.distances is UNSET:
             raise ValueError("the record has no field `distances`, though a Retrain was made")
 
@@ -210,19 +212,34 @@ class AuditRecord(Measurements):
     ``schema``, ``created``, ``fastntk``, ``environment``: the format, the time (ISO 8601), the release and what it ran on.
     ``subject``, ``request``, ``details``: the model, the request, and what the method said of itself. ``reference``: the
     Retrains. ``accuracy`` … ``cost``: figures, explained by ``definitions`` and in docs/metrics.md. ``verdict``,
-    ``requirements``: the judgement. ``limits``: what the record does not show. ``outside``: the weights that unlearning does not
+    ``requirements``: the judgement. ``limits``: what the record does not show. ``record_sha256``: the digest of all the rest,
+    which older releases did not write. Nothing in it is about a single sample. ``outside``: the weights that unlearning does not
     reach.
     """
 
     verdict: Verdict
     requirements: tuple[Requirement, ...]
     limits: Sentences
+    record_sha256: Sha256 | UnsetType = UNSET
 
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A record, or a part of one, as plain JSON: dictionaries, lists, strings, finite numbers, true, false and null."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return plain
+
+
+def record_digest(record: AuditRecord | Mapping[str, Any]) -> str:
+    """SHA-256 of a record's content but for its seal: JSON with sorted keys and no spaces, so that formatting does not matter."""
+    content = to_dict(record) if isinstance(record, AuditRecord) else record
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    plain = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's content with its own digest in it. That finds accidents and edits, not forgers, who can seal again."""
+    return {**content, SEAL: record_digest(content)}
 
 
 def schema() -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
+from fastntk.base.schema import Count, Fraction
+
 MODELS = ("full", "unlearned", "retrain")
 """Before unlearning, after it, and retrained without the forgotten samples."""
 SETS = ("retain", "forget", "holdout")
 
-Count = Annotated[int, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
 Curve = Annotated[tuple[Fraction, ...], Meta(max_length=101)]
 EnsembleKind = Literal["real", "tangent"]
 

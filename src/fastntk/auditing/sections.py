@@ -1,4 +1,4 @@
-"""Parts of an audit record from tensors: predictions in, the record's dataclasses out. No ids: samples are named by digests."""
+"""Parts of an audit record from tensors: predictions in, the record's dataclasses out. Nothing of a single sample goes in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from fastntk.auditing.distances import finite
 from fastntk.auditing.metrics import accuracy, mean_loss
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import Cost, Outside, RequestSummary, ResultDigests, RunDigests, SampleEntry, Subject
+from fastntk.auditing.record import Cost, Outside, RequestSummary, ResultDigests, RunDigests, Subject
 from fastntk.auditing.record_figures import SETS, Accuracies, Flow, Fractions, Losses, LossHistogram, Numbers, SetCounts
 from fastntk.auditing.roc import Array
 from fastntk.base.digest import tensor_digest
 from fastntk.data import Samples
+from fastntk.data.catalog import is_hidden
 from fastntk.models import card_of
-from fastntk.storage.data import id_digest
 from fastntk.training.run import Run
 from fastntk.unlearning.residue import outside_report
 from fastntk.unlearning.result import Unlearned
@@ -51,14 +51,14 @@ def subject(result: Unlearned, *, holdout: int, classes: tuple[str, ...], data_d
     )
 
 
-def request(result: Unlearned, forgotten: Samples) -> RequestSummary:
+def request(result: Unlearned) -> RequestSummary:
     """The request, without naming anybody."""
     classes = class_names(result.run.data, classes=0)
     return RequestSummary(
         forget=len(result.split.forget),
         retain=len(result.split.retain),
         whole_classes=tuple(classes[label] for label in result.split.whole_classes),
-        ids_digest=forgotten.ids_digest(),
+        ids_digest=result.ids_digest,
     )
 
 
@@ -74,8 +74,8 @@ def outside(run: Run, *, accepted: str | None) -> Outside:
 
 
 def class_names(samples: Samples, *, classes: int) -> tuple[str, ...]:
-    """Class names, or labels as names; at least ``classes`` of them."""
-    names = tuple(samples.classes or ())
+    """Class names, or labels as names (of hidden ones too); at least ``classes`` of them."""
+    names = tuple(str(label) if is_hidden(name) else name for label, name in enumerate(samples.classes or ()))
     return names + tuple(str(label) for label in range(len(names), max(classes, samples.num_classes)))
 
 
@@ -103,12 +103,12 @@ def losses(models: Mapping[str, Predictions]) -> Losses:
 
 
 def flow(models: Mapping[str, Predictions], classes: tuple[str, ...]) -> Flow:
-    """Of the forgotten samples: how many of each true class (row) get which prediction (column)."""
+    """Of the forgotten samples: how many of each true class (row) get which prediction (column); outputs of NaN are none."""
     size = len(classes)
     tables = {}
     for name, model in models.items():
         cells = model.labels["forget"] * size + model.forget.argmax(1)
-        counts = torch.bincount(cells, minlength=size * size).tolist()
+        counts = torch.bincount(cells[~model.forget.isnan().any(1)], minlength=size * size).tolist()
         tables[name] = tuple(tuple(counts[low:high]) for low, high in pairwise(range(0, size * size + 1, size)))
     return Flow(classes=classes, **tables)
 
@@ -119,6 +119,7 @@ def loss_histogram(models: Mapping[str, Predictions]) -> LossHistogram:
     pooled = np.concatenate([part for parts in values.values() for part in parts.values()])
     pooled = pooled[np.isfinite(pooled)]
     top = float(np.clip(np.quantile(pooled, 0.995), 1e-3, MOST_LOSS)) if len(pooled) else 1.0
+    top = float(f"{top:.2g}")  # the quantile itself may be the loss of one sample
     edges = np.linspace(0, top, BINS + 1)
 
     def counts(part: Array) -> tuple[int, ...]:
@@ -132,23 +133,6 @@ def loss_histogram(models: Mapping[str, Predictions]) -> LossHistogram:
 def sample_losses(model: Predictions, where: str) -> Array:
     """Cross-entropy of each sample of a set, (n,)."""
     return np.asarray(F.cross_entropy(getattr(model, where).double(), model.labels[where], reduction="none").cpu().numpy())
-
-
-def forgotten_samples(
-    models: Mapping[str, Predictions], samples: Samples, classes: tuple[str, ...], *, data_digest: str
-) -> tuple[SampleEntry, ...]:
-    """One entry a forgotten sample: a digest of its id, its label, and each model's prediction and loss."""
-    predicted = {name: model.forget.argmax(1).tolist() for name, model in models.items()}
-    losses_of = {name: sample_losses(model, "forget").tolist() for name, model in models.items()}
-    return tuple(
-        SampleEntry(
-            digest=id_digest(samples.ids[row], data_digest=data_digest),
-            label=classes[label],
-            **{name: classes[labels[row]] for name, labels in predicted.items()},
-            loss=Numbers(**{name: finite(float(f"{values[row]:.6g}")) for name, values in losses_of.items()}),
-        )
-        for row, label in enumerate(samples.labels.tolist())
-    )
 
 
 def cost(result: Unlearned, retrain: Unlearned | None, *, audit_seconds: float) -> Cost:

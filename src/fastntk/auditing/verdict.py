@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fastntk.auditing.figures import lookup
-from fastntk.auditing.record import Level, Measurements, Verdict
+from fastntk.auditing.record import AuditRecord, Level, Measurements, Verdict
 from fastntk.auditing.record_figures import Attack, known
+from fastntk.auditing.requirements import evaluate, parse
+from fastntk.base.errors import InputError
 
 RECOVERED_LEAST = 0.8
 """Recovered below this is memory left."""
@@ -93,6 +95,22 @@ def _outside(record: Measurements) -> str | None:
         f"{outside.count} tensors outside the tuned ones {kind}; {how}. A Retrain from the pre-trained weights, by a training "
         "function of your own (retrain=, --retrain-with), would tell"
     )
+
+
+def disagreements(record: AuditRecord) -> list[str]:
+    """Where the judgement in a record is not what its figures give, in words; an honest record has none."""
+    level = verdict(record).level
+    found = [] if level == record.verdict.level else [f"it says “{record.verdict.level}”, its figures say “{level}”"]
+    for item in record.requirements:
+        try:
+            passed = evaluate(parse(item.text), record).passed
+        except InputError:
+            found.append(f"its requirement {item.text!r} is no condition that fastntk reads")
+            continue
+        if passed != item.passed:
+            words = {True: "met", False: "not met"}
+            found.append(f"it says that {item.text} is {words[item.passed]}, by its figures it is {words[passed]}")
+    return found
 
 
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:

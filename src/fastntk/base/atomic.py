@@ -1,30 +1,57 @@
 """Files and folders that appear whole or not at all.
 
-Work happens in a hidden sibling, ``.name.tmp-<host>-<pid>-<random>``; it is flushed to disk and renamed into place.
-After an exception (Ctrl-C too) nothing remains; after a kill the sibling may, and the next write to the same place by
-this machine sweeps it. Nothing with such a name is ever read as a result.
+Work happens in a hidden sibling, ``.name.tmp-<host>-<random>``; it is flushed to disk and renamed into place. After an exception
+(Ctrl-C too) nothing remains; after a kill the sibling may. Nothing with such a name is ever read as a result.
 
-Replacing a folder takes two renames: the old one steps aside as ``.name.old-…``, the new one takes its name. A kill
-between the two leaves the old one aside; :func:`recover` puts it back.
+Replacing a folder takes two renames: the old one steps aside as ``.name.old-…``, the new one takes its name. A kill between the
+two leaves the old one aside; :func:`recover` puts it back.
 
-Not for several writers of one target at once: the last rename wins or is refused, but neither result is mixed.
+Whether a sibling is live is decided by a lock, ``.name.lock-…``, that its writer holds (:mod:`fastntk.base.locks`). Only writers
+sweep, and only siblings of this machine whose lock they get: on a network file system, locks of another machine may not be seen.
+Siblings without a lock file (no locks there, or made by an older release) stay until somebody deletes them.
+
+Several writers of one target do not mix: of folders the first to finish is there, the others are refused; of files the last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from fastntk.base.errors import InputError
+from fastntk.base.locks import Lock
 
-_LEFTOVER = re.compile(r"^\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>\w+)-(?P<pid>\d+)-[0-9a-f]+$")
+Replaceable: TypeAlias = Callable[[Path], tuple[str, ...]]
+"""Names what goes when a target is replaced; raises InputError with the reason where it has to stay."""
+
+_LEFTOVER = re.compile(r"^\.(?P<name>.+)\.(?P<kind>tmp|old|lock)-(?P<host>\w+)-(?:\d+-)?(?P<token>[0-9a-f]+)$")
 _HOST = re.sub(r"\W", "_", platform.node()) or "host"
+_CHANGES: dict[Path, str] = {}
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """The names of one writer's siblings of a target."""
+
+    target: Path
+    host: str
+    token: str
+
+    def path(self, kind: str) -> Path:
+        return self.target.parent / f".{self.target.name}.{kind}-{self.host}-{self.token}"
+
+    @property
+    def present(self) -> list[Path]:
+        return [path for path in (self.path("old"), self.path("tmp")) if os.path.lexists(path)]
 
 
 def is_temporary(path: Path) -> bool:
@@ -32,50 +59,71 @@ def is_temporary(path: Path) -> bool:
     return _LEFTOVER.match(path.name) is not None
 
 
-def check_output(target: Path, *, overwrite: bool = False, replaceable: Callable[[Path], bool] | None = None) -> None:
+def changes() -> list[str]:
+    """What this process wrote or removed so far and is still so, as sentences; not what lies in unfinished work."""
+    return [
+        f"{path} was {verb}"
+        for path, verb in _CHANGES.items()
+        if os.path.lexists(path) == (verb == "written") and not any(is_temporary(parent) for parent in path.parents)
+    ]
+
+
+def check_output(target: Path, *, overwrite: bool = False, replaceable: Replaceable | None = None) -> tuple[str, ...]:
     """Refuse, before any work, a target that could not be written afterwards; leaves nothing behind.
 
-    ``replaceable`` decides, with ``overwrite``, whether what is there now may be replaced: overwriting a folder that
-    this program did not make would delete somebody's files.
+    ``replaceable`` decides, with ``overwrite``, whether what is there now may be replaced: overwriting what this program did
+    not make would delete somebody's files. Returns what would go.
     """
     target = _absolute(target)
     if is_temporary(target):
         raise InputError(f"{target} is a name reserved for unfinished work; choose another output.")
-    if os.path.lexists(target):
-        if not overwrite:
-            raise InputError(f"{target} exists already: choose another output or move it away first.")
-        if target.is_symlink() or (replaceable is not None and not replaceable(target)):
-            raise InputError(
-                f"{target} exists and does not look like something this command wrote, so it is not replaced. "
-                "Choose another output or move it away first."
-            )
+    going = _check_replaced(target, overwrite=overwrite, replaceable=replaceable)
     nearest = next(parent for parent in target.parents if os.path.lexists(parent))
     if not nearest.is_dir():
         raise InputError(f"{target} cannot be made: {nearest} is not a folder.")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"{target} cannot be made: no permission to write in {nearest}.")
     # The check above is not the last word (root's rights, special file systems): minutes of work are worth one try.
-    probe = _sibling(nearest / target.name, "tmp")
+    probe = _claim(nearest / target.name).path("tmp")
     try:
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
         raise InputError(f"{target} cannot be made: {nearest} refuses a new folder ({error.strerror}).") from error
+    return going
+
+
+def _check_replaced(target: Path, *, overwrite: bool, replaceable: Replaceable | None) -> tuple[str, ...]:
+    if not os.path.lexists(target):
+        return ()
+    if not overwrite:
+        raise InputError(f"{target} exists already: choose another output or move it away first.")
+    try:
+        if target.is_symlink():
+            raise InputError("it is a link")
+        return () if replaceable is None else replaceable(target)
+    except InputError as error:
+        raise InputError(
+            f"{target} exists and does not look like something this command wrote, so it is not replaced: "
+            f"{str(error).rstrip('.')}. Choose another output or move it away first."
+        ) from error
 
 
 @contextlib.contextmanager
-def new_folder(target: Path, *, overwrite: bool = False, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def new_folder(target: Path, *, overwrite: bool = False, replaceable: Replaceable | None = None) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes ``target`` when the block ends well, and vanishes otherwise."""
     target = _absolute(target)
-    recover(target)
+    sweep(target)
     check_output(target, overwrite=overwrite, replaceable=replaceable)
-    with _parents(target):
-        work = _sibling(target, "tmp")
+    with _parents(target), _claimed(target) as claim:
+        work = claim.path("tmp")
         try:
             work.mkdir()
             yield work
             _flush_tree(work)
-            _put_folder(work, target, overwrite=overwrite)
+            if overwrite:  # again, for it may be hours later: somebody may have put files there
+                _check_replaced(target, overwrite=True, replaceable=replaceable)
+            _put_folder(claim, overwrite=overwrite)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -88,36 +136,47 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     What killed processes of this machine left there under the same name is swept first.
     """
     target = _absolute(parent / name)
-    recover(target)
-    work = _sibling(target, "tmp")
-    work.mkdir(mode=0o700)
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    sweep(target)
+    with _claimed(target) as claim:
+        work = claim.path("tmp")
+        try:
+            work.mkdir(mode=0o700)
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def new_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a path to write; it becomes ``target`` when the block ends well, and vanishes otherwise."""
+def new_file(
+    target: Path, *, overwrite: bool = False, replaceable: Replaceable | None = None, private: bool = False
+) -> Iterator[Path]:
+    """Yield a path to write; it becomes ``target`` when the block ends well, and vanishes otherwise.
+
+    ``private``: its owner alone may read it.
+    """
     target = _absolute(target)
-    recover(target)
-    check_output(target, overwrite=overwrite, replaceable=Path.is_file)
-    with _parents(target):
-        work = _sibling(target, "tmp")
+    sweep(target)
+    check_output(target, overwrite=overwrite, replaceable=replaceable or _any_file)
+    with _parents(target), _claimed(target) as claim:
+        work = claim.path("tmp")
         try:
+            if private:
+                os.close(os.open(work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             yield work
             _flush(work)
             os.replace(work, target)
+            _CHANGES[target] = "written"
         except BaseException:
             work.unlink(missing_ok=True)
             raise
         _flush(target.parent)
 
 
-def write_file(target: Path, content: bytes, *, overwrite: bool = False) -> Path:
+def write_file(
+    target: Path, content: bytes, *, overwrite: bool = False, replaceable: Replaceable | None = None, private: bool = False
+) -> Path:
     """Write a whole file atomically and return its path."""
-    with new_file(target, overwrite=overwrite) as work:
+    with new_file(target, overwrite=overwrite, replaceable=replaceable, private=private) as work:
         work.write_bytes(content)
     return target
 
@@ -125,55 +184,124 @@ def write_file(target: Path, content: bytes, *, overwrite: bool = False) -> Path
 def remove_folder(target: Path) -> None:
     """Remove a folder: for whoever looks it is there whole until it is gone altogether.
 
-    It is renamed to unfinished work first; what a kill leaves of that is swept by the next :func:`recover`.
+    It is renamed to unfinished work first; what a kill leaves of that is swept by the next writer of this name.
     """
     target = _absolute(target)
-    aside = _sibling(target, "tmp")
-    os.rename(target, aside)
+    with _claimed(target) as claim:
+        os.rename(target, claim.path("tmp"))
+        _CHANGES[target] = "removed"
+        _flush(target.parent)
+        shutil.rmtree(claim.path("tmp"))
     _flush(target.parent)
-    shutil.rmtree(aside)
-    _flush(target.parent)
 
 
-def recover(target: Path) -> list[Path]:
-    """Sweep what killed processes of this machine left beside ``target``; put back a folder that was set aside.
+def recover(target: Path) -> None:
+    """Put back a folder that a killed writer had set aside; for readers, so nothing is deleted."""
+    target = _absolute(target)
+    if os.path.lexists(target):
+        return
+    for claim in _claims(target):
+        lock = _dead(claim) if os.path.lexists(claim.path("old")) else None
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                if not os.path.lexists(target):
+                    os.rename(claim.path("old"), target)
+            lock.release(keep=bool(claim.present))
 
-    Returns what was removed.
+
+def sweep(target: Path) -> list[Path]:
+    """Remove what killed processes of this machine left beside ``target``, after putting back a folder that was set aside.
+
+    For writers only. Returns what was removed; what is live, or may be, stays (:func:`leftovers`).
     """
     target, removed = _absolute(target), list[Path]()
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
-        return removed
-    for path in sorted(target.parent.glob(f".{_escape(target.name)}.*-*")):
-        match = _LEFTOVER.match(path.name)
-        if match is None or match["name"] != target.name or not _dead(match["host"], int(match["pid"])):
+    recover(target)
+    for claim in _claims(target):
+        lock = _dead(claim)
+        if lock is None:
             continue
-        if match["kind"] == "old" and not os.path.lexists(target):
-            os.rename(path, target)
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        removed.append(path)
+        for path in claim.present:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path)
+        lock.release(keep=bool(claim.present))
     return removed
 
 
-def _put_folder(work: Path, target: Path, *, overwrite: bool) -> None:
-    if not (overwrite and os.path.lexists(target)):
-        if os.path.lexists(target):
-            raise InputError(f"{target} was made by somebody else in the meantime; it is left as it is.")
-        os.rename(work, target)
-        _flush(target.parent)
-        return
-    aside = _sibling(target, "old")
-    os.rename(target, aside)
+def leftovers(target: Path) -> list[Path]:
+    """Unfinished or displaced work beside ``target``, live or not."""
+    name = _absolute(target).name
+    paths = _absolute(target).parent.glob(f".{_escape(name)}.*-*")
+    matches = [(path, _LEFTOVER.match(path.name)) for path in sorted(paths)]
+    return [path for path, match in matches if match is not None and match["name"] == name and match["kind"] != "lock"]
+
+
+def _put_folder(claim: _Claim, *, overwrite: bool) -> None:
+    """Rename the work into place; with ``overwrite``, what is there now steps aside and goes."""
+    work, target, aside = claim.path("tmp"), claim.target, claim.path("old")
+    if overwrite:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(target, aside)
     try:
         os.rename(work, target)
-    except BaseException:
-        os.rename(aside, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            _remove_aside(aside)  # whoever was faster has replaced it
+            raise InputError(f"{target} was made by somebody else in the meantime; it is left as it is.") from error
+        _put_back(aside, target)
         raise
+    except BaseException:
+        _put_back(aside, target)
+        raise
+    _CHANGES[target] = "written"
     _flush(target.parent)
-    shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+    _remove_aside(aside)
+
+
+def _put_back(aside: Path, target: Path) -> None:
+    if os.path.lexists(aside) and not os.path.lexists(target):
+        os.rename(aside, target)
+
+
+def _remove_aside(aside: Path) -> None:
+    if aside.is_dir():
+        shutil.rmtree(aside)
+
+
+def _any_file(path: Path) -> tuple[str, ...]:
+    if not path.is_file():
+        raise InputError("it is no file")
+    return ()
+
+
+@contextlib.contextmanager
+def _claimed(target: Path) -> Iterator[_Claim]:
+    """Names for work on a target, under a lock while the block runs."""
+    claim = _claim(target)
+    lock = Lock.new(claim.path("lock"))
+    try:
+        yield claim
+    finally:
+        if lock is not None:
+            lock.release(keep=bool(claim.present))
+
+
+def _claim(target: Path) -> _Claim:
+    return _Claim(target, _HOST, secrets.token_hex(8))
+
+
+def _claims(target: Path) -> list[_Claim]:
+    """Whose siblings of a target are there, live or not, as far as their lock files tell."""
+    paths = target.parent.glob(f".{_escape(target.name)}.lock-*")
+    matches = [_LEFTOVER.match(path.name) for path in sorted(paths)]
+    return [_Claim(target, match["host"], match["token"]) for match in matches if match and match["name"] == target.name]
+
+
+def _dead(claim: _Claim) -> Lock | None:
+    """The lock of a writer that is gone; None for one that lives or may."""
+    return Lock.take(claim.path("lock")) if claim.host == _HOST else None
 
 
 @contextlib.contextmanager
@@ -188,23 +316,6 @@ def _parents(target: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         raise
-
-
-def _sibling(target: Path, kind: str) -> Path:
-    return target.parent / f".{target.name}.{kind}-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _dead(host: str, pid: int) -> bool:
-    """Whether the process is known to be gone; one of another machine never is."""
-    if host != _HOST:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def _flush(path: Path) -> None:

@@ -10,20 +10,25 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+NUMBERED = ("cuda", "mps")
+"""Those that may not be there, and of which there may be several."""
 WITHOUT_FLOAT64 = {"mps"}
 
 
-def find_device(name: str) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
     """The device of this name; one that is not there is refused. ``auto``: CUDA where there is one, else the CPU, never mps.
 
     ``cuda:1`` names one of several.
     """
     import torch
 
+    if isinstance(device, torch.device) and device.type not in NUMBERED:
+        return device
+    name = str(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
-    if kind not in DEVICES or (number and (kind != "cuda" or not number.isdecimal())):
+    if kind not in DEVICES or (number and not (kind in NUMBERED and number.isdecimal())):
         raise InputError(f"device must be one of {', '.join(DEVICES)} (or cuda:0, cuda:1, …), not {name!r}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= count:

@@ -17,15 +17,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError
+from fastntk.base.files import regular_file
 from fastntk.base.progress import track
+from fastntk.base.text import byte_size
 
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "FASTNTK_CACHE"
+MOST_BYTES = 1 << 30
+"""Of a download, where nobody says; what the package fetches has 0.2 GB at most."""
 _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 60.0
 
@@ -36,14 +41,17 @@ def cache_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fastntk"
 
 
-def download(url: str, *, sha256: str | None = None, md5: str | None = None, folder: str | Path | None = None) -> Path:
+def download(
+    url: str, *, sha256: str | None = None, md5: str | None = None, folder: str | Path | None = None, most: int = MOST_BYTES
+) -> Path:
     """Return the checked local copy of a public file, fetching it if need be.
 
     The cached copy is checked again on every call. A wrong hash, a broken connection or a cut-off transfer raises
-    ``InputError`` and leaves no file behind.
+    ``InputError`` and leaves no file behind; so does a file of more than ``most`` bytes.
     """
     target = _target(url, folder=Path(folder) if folder is not None else cache_folder())
     if target.exists():
+        regular_file(target, expected=f"the file from {url}")
         _check(target, url=url, sha256=sha256, md5=md5, name=target)
         return target
     try:
@@ -56,7 +64,7 @@ def download(url: str, *, sha256: str | None = None, md5: str | None = None, fol
     partial = Path(partial_name)
     try:
         with os.fdopen(handle, "wb") as stream:
-            for chunk in _fetch(url, target=target):
+            for chunk in _fetch(url, target=target, most=most):
                 stream.write(chunk)
         _check(partial, url=url, sha256=sha256, md5=md5, name=target)
         os.chmod(partial, 0o644)
@@ -74,24 +82,39 @@ def _target(url: str, *, folder: Path) -> Path:
     return folder / name
 
 
-def _fetch(url: str, *, target: Path) -> Iterator[bytes]:
+def _fetch(url: str, *, target: Path, most: int) -> Iterator[bytes]:
     """Yield the file's bytes; a transfer that ends early is an error, never a short file."""
     advice = f"check the connection, or fetch it by other means and put it at {target}"
     request = urllib.request.Request(url, headers={"User-Agent": "fastntk"})
     received = 0
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-            length = response.headers.get("Content-Length")
-            expected = int(length) if length is not None else None
+        with urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT_SECONDS) as response:
+            expected: int | None = response.length  # None where the header is absent or no number
+            if expected is not None and expected > most:
+                raise InputError(f"{url} has {byte_size(expected)}, more than the {byte_size(most)} that are taken; {advice}")
             chunks = None if expected is None else -(-expected // _CHUNK)
             for chunk in track(iter(lambda: response.read(_CHUNK), b""), f"downloading {target.name}", total=chunks):
                 received += len(chunk)
+                if received > most:
+                    raise InputError(f"{url} sends more than the {byte_size(most)} that are taken; {advice}")
                 yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise InputError(f"could not download {url}: {getattr(error, 'reason', error)}; {advice}") from error
     # http.client returns a short read without complaint when the other side hangs up.
     if expected is not None and received != expected:
         raise InputError(f"the download of {url} broke off after {received} of {expected} bytes; {advice}")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects from http(s) to http(s), but never from https to http, where anybody on the way could change the file."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
+        if after not in ("http", "https") or (before == "https" and after != "https"):
+            raise InputError(
+                f"could not download {req.full_url}: it redirects to {newurl}, which is not https; get it by other means"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _check(file: Path, *, url: str, sha256: str | None, md5: str | None, name: Path) -> None:
@@ -125,7 +148,7 @@ def _check(file: Path, *, url: str, sha256: str | None, md5: str | None, name: P
 def _recorded(record: Path) -> str:
     try:
         return str(json.loads(record.read_text(encoding="utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{record} should hold the SHA-256 of the file beside it but cannot be read: {error}; delete both and download again"
         ) from error

@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fastntk.base.text import printable
+
 T = TypeVar("T")
 
 _active: ContextVar[Progress | None] = ContextVar("fastntk_progress", default=None)
@@ -32,7 +34,7 @@ def show_progress(*, enabled: bool = True) -> Iterator[None]:
         yield
         return
     bars = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -56,7 +58,7 @@ def track(items: Iterable[T], description: str, *, total: int | None = None) -> 
         return
     if total is None:
         total = len(items) if isinstance(items, Sized) else None
-    task = bars.add_task(description, total=total)
+    task = bars.add_task(printable(description), total=total)
     try:
         for item in items:
             yield item

@@ -1,8 +1,30 @@
-"""Quantities as people write them: seconds, bytes, fractions. One spelling for plans, commands and messages."""
+"""Quantities as people write them: seconds, bytes, fractions. One spelling for plans, commands and messages.
+
+And names that others chose, made fit for a terminal.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+
+# Control characters other than tab and line end, marks that change the direction of writing, bytes that were no UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may get it: what would move its cursor, colour it or hide some of it becomes ``\\x1b`` or such."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def printable_json(text: str) -> str:
+    """The same for JSON, which stays valid and means the same: ``\\u001b``."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a file in UTF-8 can hold the text: a file name of other bytes cannot be written down."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def duration(seconds: float) -> str:

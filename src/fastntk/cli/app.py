@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import sys
 import traceback
 from importlib import metadata
 from typing import Annotated, Any
@@ -18,10 +17,12 @@ from fastntk.cli.demo import demo
 from fastntk.cli.erase import erase
 from fastntk.cli.finetune import finetune
 from fastntk.cli.info import info
+from fastntk.cli.output import note
 from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
 from fastntk.cli.report import report
 from fastntk.cli.reproduce import reproduce
+from fastntk.cli.signals import say_interrupted
 from fastntk.cli.unlearn import unlearn
 
 DEBUG = "FASTNTK_DEBUG"
@@ -39,11 +40,12 @@ class Guarded(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, _USAGE, BrokenPipeError):
+        except (typer.Exit, _USAGE, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            _fail("interrupted, nothing was changed", debug=debug)
-            raise typer.Exit(130) from None
+        except (KeyboardInterrupt, typer.Abort) as interrupt:
+            if debug:
+                traceback.print_exc()
+            raise typer.Exit(say_interrupted(interrupt)) from None
         except InputError as error:
             _fail(f"Error: {error}", debug=debug)
             raise typer.Exit(2) from None
@@ -98,8 +100,8 @@ def options(
 def _fail(message: str, *, debug: bool) -> None:
     """Print to standard error; the traceback first where debugging was asked for."""
     if debug:
-        traceback.print_exc()
-    print(message, file=sys.stderr)
+        note(traceback.format_exc())
+    note(message)
 
 
 def _unexpected(error: Exception, *, debug: bool) -> None:

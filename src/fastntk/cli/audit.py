@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.marks import AUDIT, check_audit
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import AcceptOutside, DataOverride, RetrainWith, load_function, open_run, tell_outside
+from fastntk.cli.request import AcceptOutside, DataOverride, LossWith, RetrainWith, load_function, open_run, tell_outside
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
     from fastntk.data import Samples
     from fastntk.training.run import Run
     from fastntk.unlearning import Unlearned
-
-FILE = "audit.json"
 
 
 def audit(
@@ -35,6 +34,7 @@ def audit(
         ),
     ] = None,
     retrain_with: RetrainWith = None,
+    loss_with: LossWith = None,
     retrains: Annotated[
         int, typer.Option("--retrains", min=0, help="Where Retrain is trained now: further ones with other seeds.")
     ] = 1,
@@ -65,9 +65,9 @@ def audit(
 ) -> None:
     """Measure an unlearned model beside the run it came from and beside a retrained one.
 
-    Writes one record (JSON; no ids, no pictures). With --json the same record goes to standard output. Exit code 3: written,
-    but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones) and --accept-outside gives no
-    reason to go on.
+    Writes one record (JSON; sealed; nothing of a single sample in it). With --json the same record goes to standard output.
+    Exit code 3: written, but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones) and
+    --accept-outside gives no reason to go on.
 
     Examples:
 
@@ -80,14 +80,15 @@ def audit(
     from fastntk.base.atomic import check_output, write_file
 
     output = Output(as_json=json)
-    target = out if out is not None else result / FILE
-    check_output(target, overwrite=overwrite, replaceable=_is_audit)
+    target = out if out is not None else result / AUDIT
+    output.replacing(target, check_output(target, overwrite=overwrite, replaceable=check_audit))
 
     from fastntk.auditing import audit as measure
     from fastntk.auditing.reading import parse_record
     from fastntk.auditing.requirements import parse
     from fastntk.data import load_source
     from fastntk.models import input_spec
+    from fastntk.storage.data import hiding_key
     from fastntk.storage.results import load_result
     from fastntk.unlearning.residue import outside_report
 
@@ -95,14 +96,15 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data, device=device)
+        loaded = open_run(run, data, device=device, loss_with=loss_with)
         subject = load_result(result, loaded)
-        function = None if retrain_with is None else load_function(retrain_with)
+        function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
         reference = "retrain" if reference is None and function is not None else reference
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # A class that an earlier request forgot may be gone from the hold-out set too.
         vanished = loaded.data.classes_without_samples
-        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished)
+        hide = hiding_key(loaded.source, loaded.key)
+        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished, hide=hide)
         options: dict[str, Any] = {
             "relearn_cap": relearn_cap,
             "probes": probes,
@@ -127,7 +129,7 @@ def audit(
             **options,
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_file(target, text.encode(), overwrite=overwrite)
+        write_file(target, text.encode(), overwrite=overwrite, replaceable=check_audit)
     typed = parse_record(record)
     _tell(output, typed)
     output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
@@ -212,12 +214,3 @@ def _figure_text(value: float | None, *, points: bool, unit: str) -> str:
     if points:
         return f"{100 * value:.1f} %"
     return f"{value:.0f}" if unit == "epochs" else f"{value:.3g}"
-
-
-def _is_audit(path: Path) -> bool:
-    """Whether a file is an audit record; nothing else is replaced by one."""
-    try:
-        record = json_format.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and str(record.get("schema", "")).startswith("fastntk-audit/")

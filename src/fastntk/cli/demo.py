@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.marks import AUDIT, REPORT
 from fastntk.base.text import duration, percent
-from fastntk.cli.audit import FILE as AUDIT
 from fastntk.cli.finetune import announce, prepare
 from fastntk.cli.options import Device, Json, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.report import PAGE as REPORT
 
 if TYPE_CHECKING:
     import torch
@@ -63,10 +62,10 @@ def demo(
     from fastntk.base.device import find_device
 
     output = Output(as_json=json)
-    check_output(out, overwrite=True, replaceable=is_demo)
+    output.replacing(out, check_output(out, overwrite=True, replaceable=check_demo))
     where = find_device(device)
     use_threads(threads)
-    with progress(), new_folder(out, overwrite=True, replaceable=is_demo) as work:
+    with progress(), new_folder(out, overwrite=True, replaceable=check_demo) as work:
         run, holdout, rows = fine_tune_step(output, seed=seed, folder=work / "run", device=where)
         requests = forget_step(output, run, holdout, folder=work)
         reports = [str(out / name / REPORT) for name in RESULTS]
@@ -193,10 +192,22 @@ def accuracy_row(name: str, model: nn.Module, *, train: Samples, holdout: Sample
     return {"model": name, "train": accuracy_on(model, train), "holdout": accuracy_on(model, holdout)}
 
 
-def is_demo(folder: Path) -> bool:
-    """Whether a folder is the output of an earlier demo."""
-    try:
-        record = jsonlib.loads((folder / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("format") == "fastntk-demo"
+def check_demo(folder: Path) -> tuple[str, ...]:
+    """Refuse what is not the output of an earlier demo, or was added to; say what goes with it."""
+    from fastntk.base.errors import InputError, listing
+    from fastntk.base.schema import read_json
+    from fastntk.storage.keys import key_file
+    from fastntk.storage.replacing import replaceable
+
+    record = read_json(folder / RECORD)
+    if not isinstance(record, dict) or record.get("format") != "fastntk-demo":
+        raise InputError(f"its {RECORD} is not that of a demo")
+    parts = {"run": "run", **dict.fromkeys(RESULTS, "result")}
+    keys = {key_file(folder / name).name for name in parts}
+    strangers = sorted({path.name for path in folder.iterdir()} - {RECORD, *parts, *keys})
+    if strangers:
+        raise InputError(f"it holds what the demo did not write: {listing(strangers)}")
+    for name, kind in parts.items():
+        if (folder / name).exists():
+            replaceable(kind)(folder / name)
+    return ("an earlier demo", *(f"{name}/" for name in parts if (folder / name).exists()))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size
+from fastntk.base.errors import InputError
+from fastntk.base.text import byte_size, printable
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
@@ -35,8 +36,9 @@ def erase(
     Says what is there and asks first. The folder vanishes at once, or stays whole: a kill in between leaves at most a hidden
     remainder that no command reads, and the same command again sweeps it. Folders that fastntk did not write are refused.
 
-    Not removed: the original data, copies and results elsewhere, and caches outside the folder. Files are deleted, not
-    overwritten with zeros: on most disks of today that would promise what it cannot keep. Exit code 130: you said no.
+    The key of its digests of ids, in a file beside it, goes too. Not removed: the original data, copies and results elsewhere,
+    and caches outside the folder. Files are deleted, not overwritten with zeros: on most disks of today that would promise what
+    it cannot keep. Exit code 130: you said no.
 
     Examples:
 
@@ -44,13 +46,15 @@ def erase(
 
     fastntk erase runs/digits --yes --json
     """
-    from fastntk.base.atomic import recover, remove_folder
+    from fastntk.base.atomic import leftovers, remove_folder, sweep
+    from fastntk.storage.keys import remove_key
 
     output = Output(as_json=json)
-    swept = recover(folder)
+    swept = sweep(folder)
+    in_use = tuple(f"{path}: unfinished work of a command that may be running" for path in leftovers(folder))
     if not folder.exists() and swept:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
-        output.finish(_record(folder, kind=None, content=[]))
+        output.finish(_record(folder, kind=None, content=[], left=in_use))
         return
     kind = _check_ours(folder)
     content = contents(folder)
@@ -58,11 +62,24 @@ def erase(
     output.table(("what", "files", "size"), [(part["what"], part["files"], byte_size(part["bytes"])) for part in content])
     if not yes:
         _confirm(folder)
+    name = key_of(folder)
     remove_folder(folder)
+    remove_key(folder, name)
     output.say(f"Removed {folder}. Not removed:")
-    for line in NOT_REMOVED:
+    for line in (*in_use, *NOT_REMOVED):
         output.say(f"  - {line}")
-    output.finish(_record(folder, kind=kind, content=content))
+    output.finish(_record(folder, kind=kind, content=content, left=in_use))
+
+
+def key_of(folder: Path) -> str | None:
+    """The name of the key that the digests in a folder were made with, None where there is none or nobody can tell."""
+    from fastntk.storage.manifest import read_manifest
+
+    try:
+        name = read_manifest(folder)["data"].get("key")
+    except (InputError, KeyError, AttributeError):
+        return None  # a damaged folder is removed all the same
+    return name if isinstance(name, str) else None
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:
@@ -102,10 +119,9 @@ def _files(entry: Path) -> Iterator[Path]:
 
 def _check_ours(folder: Path) -> str:
     """Refuse what is not a run or a result of ours; return which it is. A damaged one may be erased."""
-    import json as json_format
-
     from fastntk.base.atomic import is_temporary
     from fastntk.base.errors import InputError
+    from fastntk.base.schema import read_json
     from fastntk.storage.manifest import MANIFEST, is_bundle
 
     if folder.is_symlink():
@@ -114,7 +130,7 @@ def _check_ours(folder: Path) -> str:
         raise InputError(f"{folder}: expected a folder written by fastntk, but {_instead(folder)}.")
     if is_temporary(folder) or not is_bundle(folder):
         raise InputError(f"{folder} was not written by `fastntk finetune` or `fastntk unlearn`, so it is not removed.")
-    return str(json_format.loads((folder / MANIFEST).read_text("utf-8")).get("kind", "run"))
+    return str(read_json(folder / MANIFEST).get("kind", "run"))
 
 
 def _instead(folder: Path) -> str:
@@ -127,12 +143,12 @@ def _confirm(folder: Path) -> None:
 
     if not sys.stdin.isatty():
         raise InputError("Nothing was removed: nobody is there to confirm it. Add --yes where that is intended.")
-    if not typer.confirm(f"Remove {folder} for good?", err=True):
+    if not typer.confirm(printable(f"Remove {folder} for good?"), err=True):
         typer.echo("Nothing was removed.", err=True)
         raise typer.Exit(130)
 
 
-def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]], left: tuple[str, ...]) -> dict[str, Any]:
     """The record that ``--json`` prints; ``kind`` is null where only a remainder was swept."""
     return {
         "command": "erase",
@@ -140,5 +156,5 @@ def _record(folder: Path, *, kind: str | None, content: list[dict[str, Any]]) ->
         "kind": kind,
         "removed": content,
         "bytes": sum(part["bytes"] for part in content),
-        "not_removed": list(NOT_REMOVED),
+        "not_removed": [*left, *NOT_REMOVED],
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size, duration, percent
+from fastntk.base.errors import InputError
+from fastntk.base.text import byte_size, duration, is_utf8, percent
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, Seed, Threads, use_threads
 from fastntk.cli.output import Output, progress
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from fastntk.training.recipe import Recipe
     from fastntk.training.run import Run
     from fastntk.tuning import Subset
+
+
+class ClassNames(enum.Enum):
+    """Whether class names are written into the folder."""
+
+    shown = "shown"
+    hidden = "hidden"
 
 
 def finetune(
@@ -49,6 +58,13 @@ def finetune(
     seed: Seed = 0,
     prompt_length: Annotated[int, typer.Option("--prompt-length", help="Keys and values together, a block.")] = 10,
     prompt_blocks: Annotated[int, typer.Option("--prompt-blocks", help="How many of the first blocks.")] = 5,
+    class_names: Annotated[
+        ClassNames,
+        typer.Option(
+            "--class-names",
+            help="hidden: where names are people's, write keyed digests of them; classes are then known by their numbers.",
+        ),
+    ] = ClassNames.shown,
     trace: Annotated[
         bool | None,
         typer.Option(
@@ -73,19 +89,22 @@ def finetune(
 
     fastntk finetune resnet20 --weights cifar100 --data cifar10-5k.npz --tune norm+head --out runs/cifar
 
+    fastntk finetune resnet20 --weights cifar100 --data faces@train --class-names hidden --out runs/faces
+
     fastntk finetune timm:vit_small_patch14_dinov2 --weights vit.safetensors --image-size 112
     --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
     """
     from fastntk.base.atomic import check_output, scratch_folder
     from fastntk.base.device import find_device
+    from fastntk.base.digest import new_key
     from fastntk.cli.request import nearest_folder
-    from fastntk.storage.manifest import is_bundle
-    from fastntk.storage.runs import save_run
+    from fastntk.storage.replacing import replaceable
+    from fastntk.storage.runs import RUN, save_run
     from fastntk.training.fitting import fit
     from fastntk.training.recipe import Recipe
 
     output = Output(as_json=json)
-    check_output(out, overwrite=overwrite, replaceable=is_bundle)
+    output.replacing(out, check_output(out, overwrite=overwrite, replaceable=replaceable(RUN)))
     where = find_device(device)
     recipe = Recipe(
         epochs=epochs,
@@ -97,8 +116,11 @@ def finetune(
         seed=seed,
     )
     use_threads(threads)
-    source = {"data": portable(data), "images_per_class": images_per_class, "only_classes": only_classes}
+    source: dict[str, Any] = {"data": portable(data), "images_per_class": images_per_class, "only_classes": only_classes}
+    key = new_key() if class_names is ClassNames.hidden else None
     with progress():
+        if key is not None:
+            source |= {"class_names": class_names.value, "only_classes": hidden_choice(source, key)}
         subset, samples = prepare(
             model,
             source,
@@ -107,6 +129,7 @@ def finetune(
             image_size=image_size,
             prompts={"prompt_length": prompt_length, "prompt_blocks": prompt_blocks},
             seed=seed,
+            hide=key,
         )
         subset.model.to(where)
         unrecorded = no_trace_because(subset, samples, recipe, wanted=trace)
@@ -121,7 +144,7 @@ def finetune(
         )
         with scratch_folder(nearest_folder(out), f"{out.name}-trace") as scratch:
             recorded = None if unrecorded is not None else scratch / "trace"
-            run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source)
+            run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source, key=key)
             save_run(run, out, overwrite=overwrite, take_trace=recorded is not None)
     record = summary(run, name=model, out=out, unrecorded=unrecorded)
     seconds, accuracy = record["seconds"], record["accuracy"]
@@ -141,24 +164,39 @@ def prepare(
     image_size: int | None,
     prompts: dict[str, Any],
     seed: int,
+    hide: bytes | None = None,
 ) -> tuple[Subset, Samples]:
-    """Build the model for the classes of the source, choose what is tuned, and load the data for that model."""
+    """Build the model for the classes of the source, choose what is tuned, and load the data for that model.
+
+    ``hide``: the key by which class names become digests.
+    """
     from fastntk.data import load_source
-    from fastntk.data.catalog import select
+    from fastntk.data.catalog import hiding, select
     from fastntk.data.sources import open_source
     from fastntk.models import build_model, input_spec
     from fastntk.tuning import tune
 
     chosen = {"images_per_class": source["images_per_class"], "only_classes": source["only_classes"]}
-    classes = select(open_source(source["data"]), **chosen).classes
+    classes = select(hiding(open_source(source["data"]), hide), **chosen).classes
     model = build_model(name, num_classes=len(classes), weights=weights, image_size=image_size)
     subset = tune(model, spec, seed=seed, **prompts)
-    return subset, load_source(source["data"], spec=input_spec(model), **chosen)
+    return subset, load_source(source["data"], spec=input_spec(model), hide=hide, **chosen)
+
+
+def hidden_choice(source: dict[str, Any], key: bytes) -> list[str] | None:
+    """The classes that were chosen, by the digests of their names; None where all were."""
+    from fastntk.data.catalog import chosen, hiding
+    from fastntk.data.sources import open_source
+
+    if source["only_classes"] is None:
+        return None
+    catalog = open_source(source["data"])
+    names = hiding(catalog, key).names
+    return [names[label] for label in chosen(catalog, source["only_classes"])]
 
 
 def no_trace_because(subset: Subset, samples: Samples, recipe: Recipe, *, wanted: bool | None) -> str | None:
     """Why no trace is recorded, None where one is; refused where one is ``wanted`` (None: where possible) and cannot be."""
-    from fastntk.base.errors import InputError
     from fastntk.training.network import check_samples
     from fastntk.training.recording import FitRecorder
 
@@ -249,5 +287,9 @@ def portable(data: str) -> str:
     if not name.place or name.kind == "hf":
         return data
     place = Path(name.place).expanduser().resolve()
+    if not is_utf8(str(place)):
+        raise InputError(
+            f"the path of the data is not UTF-8, so no run could say where it is: {str(place)!a}; rename its folders"
+        )
     split = "" if name.split is None else f"@{name.split}"
     return f"{place}{split}" if name.kind in ("npz", "folder") else f"{name.kind}:{place}{split}"

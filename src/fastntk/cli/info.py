@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,13 +12,18 @@ from fastntk.base.text import byte_size, percent
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
+if TYPE_CHECKING:
+    from fastntk.auditing.record import AuditRecord
+    from fastntk.storage.schema import ResultExtra
+
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `fastntk finetune` or `fastntk unlearn`.")]
 
 
 def info(folder: Folder, json: Json = False) -> None:
     """Show what the folder of a run or a result holds.
 
-    Verified: every file's size and SHA-256, those of the trace too, and the manifest's own digest.
+    Verified: every file's size and SHA-256, those of the trace too, the manifest's own digest, and of an audit record its digest
+    and whether its verdict follows from its figures.
 
     Examples:
 
@@ -26,15 +31,18 @@ def info(folder: Folder, json: Json = False) -> None:
 
     fastntk info runs/digits --json | jq .recipe
     """
+    from fastntk.report.record import AUDIT, read_record
     from fastntk.storage.manifest import read_bundle
+    from fastntk.storage.runs import RESULT, RUN
     from fastntk.storage.traces import stored_trace
 
     output = Output(as_json=json)
-    manifest = read_bundle(folder).manifest
+    manifest = read_bundle(folder, kinds=(RUN, RESULT)).manifest
     stored_trace(folder, manifest)
+    record = read_record(folder) if (folder / AUDIT).is_file() else None
     if not json:
         output.say(f"{folder}: a {manifest['kind']} of fastntk {manifest['versions']['fastntk']}, {manifest['created']}")
-        output.facts(_facts(manifest))
+        output.facts(_facts(manifest) | _beside(folder, manifest, record))
         output.table(
             ("file", "bytes", "SHA-256"),
             [(name, f"{file['bytes']:,}", file["sha256"][:16] + "…") for name, file in manifest["files"].items()],
@@ -45,18 +53,24 @@ def info(folder: Folder, json: Json = False) -> None:
 
 def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
     """The next sensible command: for a run a plan, for a result its evidence."""
+    from fastntk.report.record import AUDIT
+
     if manifest["kind"] == "run":
         return f"fastntk plan {folder} --classes 0"
-    if (folder / "audit.json").is_file():
+    if (folder / AUDIT).is_file():
         return f"fastntk report {folder}"
+    if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
+        return f"fastntk plan {folder} --classes 0"
     data = " --data SRC" if manifest["source"] is None else ""
     reference = "--retrain-with MODULE:FUNCTION" if manifest["recipe"] is None else "--reference retrain"
     return f"fastntk audit RUN {folder} --holdout SRC{data} {reference}"
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
+    from fastntk.storage.schema import result_of, source_of
+
     card, data, recipe = manifest["model"]["card"], manifest["data"], manifest["recipe"]
-    history, source = manifest["history"], manifest["source"]
+    history, source = manifest["history"], source_of(manifest)
     name = f"{manifest['model']['class']} (not made by build_model)" if card is None else card["name"]
     weights = "unknown" if card is None else card["weights"] or "random"
     facts: dict[str, object] = {
@@ -70,11 +84,25 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
         "trace": _trace(manifest.get("trace")),
     }
     if manifest["kind"] == "result":
-        facts |= _result_facts(manifest["extra"])
+        facts |= _result_facts(result_of(manifest))
         if source is not None:
             facts["source"] = "the run's, without the forgotten samples"
-    if history:
+    if history and {"loss", "accuracy"} <= set(history[-1]):
         facts["last epoch"] = f"loss {history[-1]['loss']:.4f}, accuracy {percent(history[-1]['accuracy'])}"
+    return facts
+
+
+def _beside(folder: Path, manifest: Mapping[str, Any], record: AuditRecord | None) -> dict[str, object]:
+    """What else belongs to the folder: its key, and the verdict of its audit."""
+    from fastntk.storage.keys import key_file, read_key
+
+    facts: dict[str, object] = {}
+    name = manifest["data"].get("key")
+    if name is not None:
+        where = key_file(folder)
+        facts["key of ids"] = str(where) if read_key(folder, name) is not None else f"not there ({where})"
+    if record is not None:
+        facts["audit"] = f"{record.verdict.level} ({record.created})"
     return facts
 
 
@@ -98,12 +126,12 @@ def _start(digest: str | None) -> str:
     return "unknown (made without the images)" if digest is None else f"{digest[:16]}…"
 
 
-def _result_facts(extra: Mapping[str, Any]) -> dict[str, object]:
+def _result_facts(extra: ResultExtra) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
-        "forgotten": f"{request['forget']:,} samples (digests of their ids only)",
+        "forgotten": f"{request['forget']:,} samples (keyed digests of their ids only)",
         "method": f"{extra['method']}, {extra['seconds']:.1f} s",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
-        "validity": details.get("validity", {}).get("verdict", "not applicable"),
-        "other weights": details["outside_subset"]["message"],
+        "validity": details["validity"]["verdict"] if "validity" in details else "not applicable",
+        "other weights": details.get("outside_subset", {}).get("message", "unknown"),
     }

@@ -1,5 +1,6 @@
 """What commands print: sentences and tables for people, or with ``--json`` one object on standard output.
 
+Ids, class names and paths are chosen by others, so all text goes through :func:`~fastntk.base.text.printable`.
 With ``--json`` everything meant for people goes to standard error; without it, to standard output. Progress bars are on
 standard error always.
 """
@@ -10,6 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastntk.base.progress import show_progress
+from fastntk.base.text import printable, printable_json
 
 
 class Output:
@@ -28,7 +31,7 @@ class Output:
 
     def say(self, text: str = "") -> None:
         """Print a sentence for people; not parsed as markup, for paths may have brackets."""
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(_text(text), soft_wrap=True)
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Print a list of name and value, aligned."""
@@ -38,24 +41,38 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
         """Print a table; the first column is text, the others are numbers."""
-        table = Table(title=title, title_justify="left")
+        table = Table(title=None if title is None else _text(title), title_justify="left")
         for number, name in enumerate(columns):
-            table.add_column(name, justify="left" if number == 0 else "right")
+            table.add_column(_text(name), justify="left" if number == 0 else "right")
         for row in rows:
-            table.add_row(*(Text(str(value)) for value in row))
+            table.add_row(*(_text(value) for value in row))
         self.console.print(table)
+
+    def replacing(self, target: Path, going: Sequence[str]) -> None:
+        """Say what will go when the new output is complete; nothing where nothing does."""
+        if going:
+            self.say(f"Replacing {target}, once the new one is complete: {', '.join(going)}")
 
     def finish(self, record: Mapping[str, Any], *, wrote: str | None = None, then: str | None = None) -> None:
         """End a command: the record as JSON, or what was written and the next sensible command."""
         if self.as_json:
-            json.dump(record, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
-            sys.stdout.write("\n")
+            sys.stdout.write(printable_json(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
             sys.stdout.flush()
             return
         if wrote is not None:
             self.say(f"Wrote {wrote}")
         if then is not None:
             self.say(f"Next: {then}")
+
+
+def note(text: str) -> None:
+    """Print a sentence to standard error: what went wrong, or what is done otherwise than asked."""
+    print(printable(text), file=sys.stderr)
+
+
+def _text(value: object) -> Text:
+    """What a table or sentence shows: no markup, and nothing in it that commands the terminal."""
+    return Text(printable(str(value)))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import typer
 from fastntk.base.errors import InputError
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     AcceptOutside,
     Classes,
@@ -19,12 +19,14 @@ from fastntk.cli.request import (
     Ids,
     IdsFile,
     Images,
+    LossWith,
     MemoryBudget,
     Person,
     PersonsFile,
     RowsPlace,
     check_request,
     nearest_folder,
+    needs_loss,
     open_with_trace,
     row_options,
     tell_outside,
@@ -52,6 +54,14 @@ def plan(
         Path, typer.Option("--out", metavar="RESULT", help="Where the result will go: its disk takes rows that do not fit.")
     ] = Path("result"),
     accept_outside: AcceptOutside = None,
+    loss_with: LossWith = None,
+    duplicates: Annotated[
+        str,
+        typer.Option(
+            "--duplicates",
+            help="Copies of what is forgotten among what stays: exact, or near for those that look alike too (JPEG, resized).",
+        ),
+    ] = "exact",
     data: DataOverride = None,
     images: Images = True,
     rows: RowsPlace = None,
@@ -63,8 +73,9 @@ def plan(
 ) -> None:
     """Estimate time and memory of every way to forget, and of retraining, from a calibration of a few seconds.
 
+    Samples that stay although they are copies of some that go are named first: erasing one copy erases nothing.
     Nothing is written. `unlearn` with the same options takes the route marked ->. Exit code 3: weights outside the tuned ones
-    were trained on the data too, or nothing is known of them, which is said first.
+    were trained on the data too, or nothing is known of them, which is said before all.
 
     Examples:
 
@@ -73,6 +84,8 @@ def plan(
     fastntk plan runs/digits --ids-file deletions.txt --method tangent-replay --memory-budget 4GB
     """
     output = Output(as_json=json)
+    if duplicates not in ("exact", "near"):
+        raise InputError(f"--duplicates {duplicates}: expected exact or near.")
     requested = check_request(classes, ids, ids_file, person, persons_file)
     places = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if option and method is None:
@@ -90,20 +103,22 @@ def plan(
     scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device)
+        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         if absent is not None:
-            typer.echo(f"{absent} Planning with the trace alone: path-replay, depth head.", err=True)
+            note(f"{absent} Planning with the trace alone: path-replay, depth head.")
         open_question = tell_outside(output, outside_report(loaded), accept_outside)
         labels = None if classes is None else parse_classes(classes, loaded.listed)
         sample_ids = None if requested is None else requested.resolve(loaded.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
-        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, **options, **places, **scratch)
+        budgets = {**options, **places, **scratch}
+        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, duplicates=duplicates, **budgets)  # type: ignore[arg-type]
     output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
     request = named if classes is None else f"--classes {classes}"
     given = {
+        "--loss-with": loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None),
         "--device": None if device == "auto" else device,
         "--rows": rows,
         "--memory-budget": memory_budget,

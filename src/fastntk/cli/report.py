@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.errors import InputError
+from fastntk.base.marks import REPORT, check_report
 from fastntk.cli.options import Json, Overwrite
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
     from fastntk.training.run import Run
 
-PAGE = "report.html"
 SIDE = 96
 """Thumbnails are at most so many pixels wide and high."""
 
@@ -42,7 +42,8 @@ def report(
 ) -> None:
     """Write what an audit found as one HTML page that anybody can read, from disk and without a network.
 
-    The page holds figures and digests of ids, no ids and no pictures, unless --thumbnails asks for these.
+    The page holds figures over all forgotten samples and nothing of a single one, unless --thumbnails asks for their pictures.
+    A record that was changed, or whose verdict does not follow from its figures, is refused.
 
     Examples:
 
@@ -54,17 +55,19 @@ def report(
     from fastntk.report import check_record, read_content, record_digest, write_report
 
     output = Output(as_json=json)
+    if thumbnails and not result.is_dir():
+        raise InputError(f"--thumbnails needs the result's folder, which says which samples went; {result} is not one.")
     if thumbnails != (run is not None) or (data is not None and not thumbnails):
         raise InputError("--thumbnails needs --run RUN to find the pictures; --run and --data are for --thumbnails only.")
     content = read_content(result)
     record = check_record(content)
-    page = out or (result / PAGE if result.is_dir() else result.with_suffix(".html"))
-    check_output(page, overwrite=overwrite, replaceable=Path.is_file)
+    page = out or (result / REPORT if result.is_dir() else result.with_suffix(".html"))
+    output.replacing(page, check_output(page, overwrite=overwrite, replaceable=check_report))
     if result.is_dir():
         check_belongs(result, record)
     output.say(f"Reporting on {result}: verdict “{record.verdict.level}”")
     with progress():
-        images = None if run is None else pictures(open_run(run, data), record)
+        images = None if run is None else pictures(open_run(run, data), result)
         # The content, not the record: its digest counts the fields of later releases too.
         write_report(content, page, thumbnails=images, overwrite=overwrite)
     if images:
@@ -77,7 +80,7 @@ def report(
             "bytes": page.stat().st_size,
             "record_sha256": record_digest(content),
             "verdict": record.verdict.level,
-            "thumbnails": len(images or {}),
+            "thumbnails": len(images or ()),
         },
         wrote=str(page),
         then=f"open {page} in a browser",
@@ -98,22 +101,15 @@ def check_belongs(folder: Path, record: AuditRecord) -> None:
         raise InputError(f"The audit record in {folder} is about another result: audit this one with `fastntk audit`.")
 
 
-def pictures(run: Run, record: AuditRecord) -> dict[str, bytes]:
-    """PNG bytes of the forgotten samples by the digest of their ids, made from the run's own inputs."""
+def pictures(run: Run, result: Path) -> list[bytes]:
+    """PNG files of the samples that a result forgot, made from the run's own inputs."""
     from fastntk.base.progress import track
     from fastntk.models import input_spec
-    from fastntk.storage.data import id_digest
+    from fastntk.storage.results import stored_split
 
-    digest = run.data.digest()
-    if record.subject.run.data != digest:
-        raise InputError("The audit record is about another run's data: give the run that the result was made from.")
-    wanted = {entry.digest for entry in record.samples}
-    spec, images = input_spec(run.model), {}
-    for position, name in enumerate(track(run.data.ids, "pictures")):
-        key = id_digest(name, data_digest=digest)
-        if key in wanted:
-            images[key] = as_png(run.data.inputs[position].cpu().numpy(), mean=spec.mean, std=spec.std)
-    return images
+    spec = input_spec(run.model)
+    gone = stored_split(result, run).forget.tolist()
+    return [as_png(run.data.inputs[row].cpu().numpy(), mean=spec.mean, std=spec.std) for row in track(gone, "pictures")]
 
 
 def as_png(pixels: Any, *, mean: tuple[float, ...], std: tuple[float, ...]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 
 from fastntk.base.text import duration
 from fastntk.cli.options import Json, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
+from fastntk.cli.signals import exit_code
 
 if TYPE_CHECKING:
     from fastntk.reproduce.cells import Cell
@@ -85,10 +87,11 @@ def reproduce(
         with progress():
             run_steps(steps, shared=data_root, work=work)
             written = write_table(table, cells, out=out)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         # What is finished is kept as records; nothing half-done remains.
-        print(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more
+            note(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}")
+        raise typer.Exit(exit_code(interrupt)) from None
     output.finish(
         {"command": "reproduce", "table": table, "ran": len(steps), "written": [str(path) for path in written]},
         wrote=", ".join(map(str, written)),

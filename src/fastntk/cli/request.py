@@ -67,6 +67,16 @@ RetrainWith = Annotated[
     ),
 ]
 
+LossWith = Annotated[
+    str | None,
+    typer.Option(
+        "--loss-with",
+        metavar="MODULE:FUNCTION",
+        help="Of a run recorded with a loss of one's own, which no file holds: that FUNCTION(logits, targets) again, found as "
+        "for --retrain-with.",
+    ),
+]
+
 AcceptOutside = Annotated[
     str | None,
     typer.Option(
@@ -153,20 +163,24 @@ def nearest_folder(out: Path) -> Path:
     return next(parent for parent in target.parents if parent.is_dir())
 
 
-def open_run(folder: Path, data: str | None, *, device: str = "cpu") -> Run:
+def open_run(folder: Path, data: str | None, *, device: str = "cpu", loss_with: str | None = None) -> Run:
     """Load and verify a run, or a result as the run of the next request, with its data: from the recorded source or ``data``."""
-    run, manifest = _verified(folder, device)
+    run, manifest = _verified(folder, device, loss_with)
     return dataclasses.replace(run, samples=_samples(run, manifest, data))
 
 
-def open_with_trace(folder: Path, data: str | None, *, images: bool, device: str = "cpu") -> tuple[Run, str | None]:
+def open_with_trace(
+    folder: Path, data: str | None, *, images: bool, device: str = "cpu", loss_with: str | None = None
+) -> tuple[Run, str | None]:
     """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
 
     The second value is None, or says why the run has no images. Images that are there but changed are refused.
     """
     from fastntk.storage.data import DataGoneError
 
-    run, manifest = _verified(folder, device)
+    if not images and data is not None:
+        raise InputError("--no-images and --data contradict each other: give --data to have the images read, or --no-images.")
+    run, manifest = _verified(folder, device, loss_with)
     if run.trace is None:
         if not images:
             raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
@@ -181,12 +195,24 @@ def open_with_trace(folder: Path, data: str | None, *, images: bool, device: str
         return run, str(error)
 
 
-def _verified(folder: Path, device: str) -> tuple[Run, dict[str, Any]]:
+def _verified(folder: Path, device: str, loss_with: str | None) -> tuple[Run, dict[str, Any]]:
     from fastntk.storage.manifest import read_manifest
     from fastntk.storage.runs import RESULT, RUN, load_run
 
     kinds = (RUN, RESULT)
-    return load_run(folder, kinds=kinds, device=device), read_manifest(folder, kinds=kinds)
+    loss = None if loss_with is None else load_function(loss_with, option="--loss-with")
+    run = load_run(folder, kinds=kinds, device=device, loss=loss)
+    if loss is not None and not needs_loss(run):
+        known = "has no trace" if run.trace is None else f"was recorded with the loss {run.trace.facts.loss}, which is known"
+        raise InputError(f"--loss-with: {folder} {known}, so a function is not needed. Leave it out.")
+    return run, read_manifest(folder, kinds=kinds)
+
+
+def needs_loss(run: Run) -> bool:
+    """Whether it was recorded with a loss that no file holds."""
+    from fastntk.training.losses import OWN
+
+    return run.trace is not None and run.trace.facts.loss == OWN
 
 
 def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
@@ -194,28 +220,29 @@ def _samples(run: Run, manifest: dict[str, Any], data: str | None) -> Samples:
 
     if data is not None:
         manifest = {**manifest, "source": {**(manifest["source"] or {}), "data": data}}
-    return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids)
+    return source_samples(manifest, ids=None if run.trace is None else run.trace.listed.ids, key=run.key)
 
 
-def load_function(text: str) -> Callable[[list[str], int], Any]:
-    """The user's own training function, ``module:function``; the module is imported, from the present folder too."""
+def load_function(text: str, *, option: str) -> Callable[..., Any]:
+    """A function of the user's own, ``module:function``; the module is imported, from the present folder too."""
     module_name, _, name = text.partition(":")
     if not module_name or not name.isidentifier():
-        raise InputError(f"--retrain-with {text!r}: expected MODULE:FUNCTION, as in mytraining:retrain.")
+        example = option.removeprefix("--").removesuffix("-with")
+        raise InputError(f"{option} {text!r}: expected MODULE:FUNCTION, as in mytraining:{example}.")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise InputError(f"--retrain-with {text}: importing {module_name} failed: {type(error).__name__}: {error}.") from error
+        raise InputError(f"{option} {text}: importing {module_name} failed: {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"--retrain-with {text}: {module_name} has no function {name!r}.")
+        raise InputError(f"{option} {text}: {module_name} has no function {name!r}.")
 
     @functools.wraps(function)
-    def guarded(keep_ids: list[str], seed: int) -> Any:
+    def guarded(*args: Any) -> Any:
         try:
-            return function(keep_ids, seed)
+            return function(*args)
         except InputError:
             raise
         except (Exception, SystemExit) as error:

@@ -11,7 +11,7 @@ from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
 from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
-from fastntk.cli.output import Output, progress
+from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     AcceptOutside,
     Classes,
@@ -20,6 +20,7 @@ from fastntk.cli.request import (
     Ids,
     IdsFile,
     Images,
+    LossWith,
     MemoryBudget,
     Person,
     PersonsFile,
@@ -84,6 +85,7 @@ def unlearn(
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
     retrain_with: RetrainWith = None,
+    loss_with: LossWith = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Any other option of the method.")
     ] = None,
@@ -100,9 +102,10 @@ def unlearn(
 ) -> None:
     """Make a copy of a run's model that behaves as if it had never seen some of its data.
 
-    The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked
-    (digests of ids only) and done. Exit code 3: written, but the step's own check says to retrain instead, or weights outside
-    the tuned ones were trained on the data too (or nothing is known of them), which is said first: --accept-outside.
+    The run is not changed. The result has weights of the same names and shapes, and a manifest with what was asked (keyed
+    digests of ids only; the key is in a file beside it, RESULT.request.key) and done. Exit code 3: written, but the step's own
+    check says to retrain instead, or weights outside the tuned ones were trained on the data too (or nothing is known of them),
+    which is said first: --accept-outside.
 
     A result is the run of the next request: give its folder in place of RUN. With a trace (path-replay) it needs nothing of
     the first run, which can be erased (`fastntk erase`), nor, at depth head, any image: where images are gone the command says
@@ -122,7 +125,12 @@ def unlearn(
 
     output = Output(as_json=json)
     requested = check_request(classes, ids, ids_file, person, persons_file)
-    check_output(out, overwrite=overwrite, replaceable=_is_result)
+    if overwrite and out.exists():  # torch is loaded only where the folder has to be read
+        from fastntk.storage.replacing import replaceable
+
+        output.replacing(out, check_output(out, overwrite=True, replaceable=replaceable("result")))
+    else:
+        check_output(out)
 
     from fastntk.data.request import parse_classes
     from fastntk.storage.results import load_result, save_result
@@ -133,13 +141,13 @@ def unlearn(
     given |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     if retrain_with is not None and method != "retrain":
         raise InputError("--retrain-with goes with --method retrain: it is the training that one does.")
-    given["retrain"] = None if retrain_with is None else load_function(retrain_with)
+    given["retrain"] = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
     given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if method is not None:
         method_options(method, given, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device)
+        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         name = default_method(loaded)[0] if method is None else method
         options = method_options(name, given, option or [])
         if "scratch" in METHODS[name].options:
@@ -185,12 +193,12 @@ def without_images(method: str, options: dict[str, Any], absent: str) -> dict[st
     if "images" in METHODS[method].needed(options):
         raise InputError(f"{absent} {method} needs the images. {advice}")
     if method != "path-replay":
-        typer.echo(f"{absent} Going on without images.", err=True)
+        note(f"{absent} Going on without images.")
         return options
     depth = options.get("depth", "auto")
     if str(depth) not in ("head", "0", "auto"):
         raise InputError(f"{absent} Depth {depth} needs the images. {advice}")
-    typer.echo(f"{absent} Going on with the trace alone: depth head.", err=True)
+    note(f"{absent} Going on with the trace alone: depth head.")
     return {**options, "depth": "head"}
 
 
@@ -261,14 +269,3 @@ def _path_facts(details: dict[str, Any]) -> dict[str, object]:
             f"--depth {further['depth']}: {further['numbers']:,} numbers of the body move, for about {cost} of a Retrain"
         )
     return facts
-
-
-def _is_result(folder: Path) -> bool:
-    """Whether a folder is a result; a run is never replaced by one."""
-    from fastntk.storage.manifest import read_manifest
-    from fastntk.storage.runs import RESULT
-
-    try:
-        return bool(read_manifest(folder, kinds=(RESULT,)))
-    except InputError:
-        return False

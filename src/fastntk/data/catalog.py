@@ -6,23 +6,32 @@ classes or of the first images of each costs only what it keeps. Ids belong to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from fastntk.base.digest import keyed_digest
 from fastntk.base.errors import InputError, listing
+from fastntk.data.samples import as_ids, class_names
 from fastntk.data.transforms import Picture
 
 Labels = npt.NDArray[np.int64]
+
+GAPS = 1000
+"""So many labels more than images are taken for classes without images; more are numbers of another kind."""
+_HIDDEN = "hidden-"
 
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
     """The contents of a source: ``read(row)`` returns the picture of a row; labels are (n,) int64.
 
-    ``classes`` are the source's own names, None where it has none.
+    ``classes`` are the source's own names, None where it has none. Then labels are names: classes 0 to the largest label or,
+    where that is far above the number of images, the labels that occur, and ``labels`` are numbered anew by them.
     """
 
     origin: str
@@ -30,6 +39,8 @@ class Catalog:
     labels: Labels
     classes: tuple[str, ...] | None
     read: Callable[[int], Picture]
+    names: tuple[str, ...] = field(init=False)
+    """Class names; those of a source without names are its labels."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.labels):
@@ -42,13 +53,35 @@ class Catalog:
             allowed = "0 or more" if count is None else f"0…{count - 1} for its {count} classes"
             values, where = sorted(set(self.labels[wrong].tolist())), listing(self.ids[row] for row in wrong)
             raise InputError(f"{self.origin}: labels must be {allowed}; found {listing(values)} at ids {where}")
+        occurring = np.arange(len(self.classes or ()))
+        if self.classes is None:
+            largest = int(self.labels.max())
+            occurring = np.arange(largest + 1) if largest < len(self.labels) + GAPS else np.unique(self.labels)
+        names = self.classes or tuple(map(str, occurring.tolist()))
+        object.__setattr__(self, "labels", np.searchsorted(occurring, self.labels))
+        object.__setattr__(self, "names", names)
+        try:
+            as_ids(self.ids)
+            class_names(names)
+        except InputError as error:
+            raise InputError(f"{self.origin}: {error}") from error
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Class names; a source without names is given its labels as names."""
-        if self.classes is not None:
-            return self.classes
-        return tuple(str(label) for label in range(int(self.labels.max()) + 1))
+
+def hidden_name(name: str, key: bytes) -> str:
+    """What stands for a class name that is not to be written anywhere: a keyed digest of it."""
+    return _HIDDEN + keyed_digest(["class", name], key)[:16]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a class name is such a digest."""
+    return name.startswith(_HIDDEN)
+
+
+def hiding(catalog: Catalog, key: bytes | None) -> Catalog:
+    """The catalog with its class names hidden; as it is without a key, or where it has labels only."""
+    if key is None or catalog.classes is None:
+        return catalog
+    return dataclasses.replace(catalog, classes=tuple(hidden_name(name, key) for name in catalog.classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +112,12 @@ def select(
         names = tuple(catalog.names[label] for label in source_labels if label is not None)
     if images_per_class is not None and images_per_class < 1:
         raise InputError(f"images_per_class must be at least 1, not {images_per_class}")
-    rows: list[npt.NDArray[np.int64]] = []
-    for label in source_labels:
-        positions = np.flatnonzero(catalog.labels == label) if label is not None else np.empty(0, np.int64)
-        rows.append(positions if images_per_class is None else positions[:images_per_class])
+    order = np.argsort(catalog.labels, kind="stable")
+    ends = np.cumsum(np.bincount(catalog.labels, minlength=len(catalog.names)))
+    starts = np.concatenate([[0], ends[:-1]])
+    empty = np.empty(0, np.int64)
+    members = [empty if label is None else order[starts[label] : ends[label]] for label in source_labels]
+    rows = [positions if images_per_class is None else positions[:images_per_class] for positions in members]
     _refuse_short(catalog.origin, dict(zip(names, map(len, rows))), images_per_class)
     new_labels = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     order = np.argsort(np.concatenate(rows), kind="stable")
@@ -121,13 +156,14 @@ def chosen(catalog: Catalog, only_classes: int | str | Sequence[int | str] | Non
         if not 1 <= only_classes <= len(names):
             raise InputError(f"{catalog.origin} has {len(names)} classes: choose 1 to {len(names)}, not {only_classes}")
         return list(range(only_classes))
-    matches = [_label(item, names) for item in only_classes]
+    places = _places(catalog)
+    matches = [places.get(item) for item in only_classes]
     unknown = [item for item, label in zip(only_classes, matches) if label is None]
     if unknown or not matches:
         what = f"no class {listing(map(repr, unknown))}" if unknown else "classes to choose from, but none was asked for"
         raise InputError(f"{catalog.origin} has {what}; its classes are {listing(names, most=20)}")
     labels = [label for label in matches if label is not None]
-    twice = sorted({names[label] for label in labels if labels.count(label) > 1})
+    twice = sorted(names[label] for label, times in Counter(labels).items() if times > 1)
     if twice:
         raise InputError(f"classes chosen more than once: {listing(twice)}")
     return labels
@@ -146,20 +182,21 @@ def aligned(catalog: Catalog, classes: tuple[str, ...], vanished: Sequence[str] 
                 f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(unnumbered)}; "
                 "add them (an array `classes` in an .npz)"
             )
-        return [_label(name, catalog.names) for name in classes]
-    missing = [name for name in classes if name not in catalog.classes and name not in vanished]
-    if missing:
+    places = {name: place for place, name in enumerate(catalog.names)}
+    missing = [name for name in classes if name not in places and name not in vanished]
+    if missing and catalog.classes is not None:
         raise InputError(f"{catalog.origin} lacks the classes {listing(missing)}; it has {listing(catalog.classes, most=20)}")
-    return [catalog.classes.index(name) if name in catalog.classes else None for name in classes]
+    return [places.get(name) for name in classes]
 
 
-def _label(item: int | str, names: tuple[str, ...]) -> int | None:
-    if isinstance(item, str):
-        if item in names:
-            return names.index(item)
-        if not item.isdecimal():
-            return None
-    return int(item) if 0 <= int(item) < len(names) else None
+def _places(catalog: Catalog) -> dict[int | str, int]:
+    """Where a class is in ``names``: by its label as int or str and, which comes first, by its name."""
+    names = catalog.names
+    labels: Iterable[int] = map(int, names) if catalog.classes is None else range(len(names))
+    places: dict[int | str, int] = {}
+    for place, label in enumerate(labels):
+        places[label] = places[str(label)] = place
+    return places | {name: place for place, name in enumerate(names)}
 
 
 def _refuse_short(origin: str, counts: dict[str, int], images_per_class: int | None) -> None:

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
+from fastntk.data.pictures import ENDINGS, decode
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SPLITS = ("train", "test", "holdout", "val")
 
 
@@ -42,12 +42,7 @@ def open_folder(path: Path, split: str | None, *, emptied: bool = False) -> Cata
 
 def read_image(path: Path) -> Image.Image:
     """Decode a picture, naming the file if that fails."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} cannot be decoded as an image: {error}; repair or remove it") from error
+    return decode(path, name=str(path))
 
 
 def _root(path: Path, split: str | None) -> Path:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
+from fastntk.data.tables import Pictures
 
 # Where several columns are class labels, the one that is called so; CIFAR-100 has fine and coarse ones.
 _LABEL_NAMES = ("label", "labels", "fine_label")
@@ -33,13 +34,13 @@ def open_hub(name: str, split: str | None) -> Catalog:
     ids = tuple(f"{prefix}{row}" for row in range(len(table)))
     names = getattr(table.features[label], "names", None)
     classes = None if names is None else tuple(str(item) for item in names)
-    pictures = table.select_columns([image])
+    pictures = Pictures(table.select_columns([image]).with_format(None))
 
     def read(row: int) -> Image.Image:
         try:
             picture = pictures[row][image]
-        except (OSError, ValueError, SyntaxError) as error:
-            raise InputError(f"hf:{name}: row {ids[row]} cannot be decoded as an image: {error}") from error
+        except InputError as error:
+            raise InputError(f"hf:{name}: {error}") from error
         if not isinstance(picture, Image.Image):
             raise InputError(f"hf:{name}: row {ids[row]} has no image in column {image!r}")
         return picture

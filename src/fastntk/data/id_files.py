@@ -6,15 +6,19 @@ All three give plain ids of the data at hand, for ``ids=`` of a request; what na
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.files import read_text
 from fastntk.data.samples import Samples, as_ids
 
 _COLUMNS = ("id", "person")
+# Around an id in a text file; files that were joined have byte-order marks in the middle.
+_BLANKS = " \t\v\f\ufeff"
 
 
 def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) -> tuple[str, ...]:
@@ -39,13 +43,8 @@ def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) ->
 
 def id_lines(path: str | Path) -> list[str]:
     """The lines of a text file of ids, one id or pattern a line, without blank lines and those that begin with ``#``."""
-    try:
-        text = Path(path).read_text("utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: expected a text file with one id a line.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a text file (UTF-8) with one id a line: {error}.") from error
-    lines = [line.strip() for line in text.splitlines()]
+    text = read_text(Path(path), expected="a text file (UTF-8) with one id a line")
+    lines = [line.strip(_BLANKS) for line in re.split(r"\r\n|\r|\n", text)]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         raise InputError(f"{path} holds no id: expected one id a line.")
@@ -55,7 +54,7 @@ def id_lines(path: str | Path) -> list[str]:
 def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
     """The lines without a comment at their end (a space and ``#``), unless the whole line is an id."""
     known = frozenset(samples.ids)
-    return [line if line in known else re.split(r"\s#", line, maxsplit=1)[0].strip() for line in lines]
+    return [line if line in known else re.split(r"[ \t]#", line, maxsplit=1)[0].strip(_BLANKS) for line in lines]
 
 
 def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:
@@ -88,14 +87,13 @@ def ids_of_persons(path: str | Path, persons: Sequence[str] | str, samples: Samp
 
 
 def _read_persons(path: Path) -> dict[str, list[str]]:
+    expected = "a CSV file (UTF-8) with the columns id and person"
+    text = read_text(path, expected=expected)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: expected a CSV file with the columns id and person.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as a CSV file (UTF-8) with the columns id and person: {error}.") from error
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise InputError(f"{path} cannot be read as {expected}: {error}.") from error
     header = lines[0][1] if lines else []
     if any(header.count(name) != 1 for name in _COLUMNS):
         raise InputError(
@@ -124,12 +122,13 @@ def _is_pattern(word: str) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    return _match_parts(name.split("/"), pattern.split("/"))
-
-
-def _match_parts(parts: list[str], patterns: list[str]) -> bool:
-    if not patterns:
-        return not parts
-    if patterns[0] == "**":
-        return any(_match_parts(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
+    parts = name.split("/")
+    ends = {0}  # how many parts the patterns so far may have taken
+    for part in pattern.split("/"):
+        if part == "**":
+            ends = set(range(min(ends), len(parts) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(parts) and fnmatchcase(parts[end], part)}
+        if not ends:
+            return False
+    return len(parts) in ends

@@ -19,7 +19,8 @@ from torch.utils.data import Subset
 
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
-from fastntk.data.transforms import prepare
+from fastntk.data.tables import Pictures, decode_cell, is_cell, is_table
+from fastntk.data.transforms import UNREADABLE, prepare
 from fastntk.models.card import InputSpec
 
 # Where no column is named, the first of these that an item has.
@@ -68,12 +69,15 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
     ids = None
     if own_ids:
         ids = permanent_ids(dataset) if reading.id_column is None else _column(dataset, reading.id_column)
+    classes = _classes(dataset, reading.label_column)
+    if reading.spec is not None:
+        dataset = _stored(dataset)
     item_ids: list[Any] | None = [] if ids is None and reading.id_column is not None else None
     images: list[Tensor] = []
     labels: list[int] = []
     step, times = max(1, len(dataset) // _READ_TWICE), -(-_READ_TWICE // len(dataset))
     for index in track(range(len(dataset)), "reading the dataset"):
-        item = dataset[index]
+        item = _item(dataset, index)
         image, label = _pair(item, index, reading)
         if images and image.shape != images[0].shape:
             raise InputError(
@@ -81,12 +85,28 @@ def read_dataset(dataset: Any, reading: Reading, *, own_ids: bool = True) -> Con
                 "all images must have one shape; resize in the dataset's transform"
             )
         for _ in range(times if index % step == 0 and not reading.allow_random else 0):
-            _refuse_random(index, (image, label), _pair(dataset[index], index, reading))
+            _refuse_random(index, (image, label), _pair(_item(dataset, index), index, reading))
         images.append(image)
         labels.append(label)
         if item_ids is not None:
             item_ids.append(_id(_entry(item, index, reading.id_column, (), what="id")))
-    return Contents(torch.stack(images), labels, ids if item_ids is None else item_ids, _classes(dataset, reading.label_column))
+    return Contents(torch.stack(images), labels, ids if item_ids is None else item_ids, classes)
+
+
+def _stored(dataset: Any) -> Any:
+    """A table without a transform of its own, or a Subset of one, with its pictures decoded here; other data sets as they are."""
+    if isinstance(dataset, Subset):
+        return Subset(_stored(dataset.dataset), dataset.indices)
+    return Pictures(dataset) if is_table(dataset) and dataset.format["type"] is None else dataset
+
+
+def _item(dataset: Any, index: int) -> Any:
+    """One item; a file that the data set cannot decode is named."""
+    try:
+        return dataset[index]
+    except UNREADABLE as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"item {index} of the data set cannot be read: {reason}; repair or remove it") from error
 
 
 def permanent_ids(dataset: Any) -> list[Any] | None:
@@ -95,7 +115,7 @@ def permanent_ids(dataset: Any) -> list[Any] | None:
         parent = permanent_ids(dataset.dataset)
         known: Any = range(len(dataset.dataset)) if parent is None else parent  # type: ignore[arg-type]
         return [known[int(index)] for index in dataset.indices]
-    if _is_table(dataset):
+    if is_table(dataset):
         if getattr(dataset, "_indices", None) is not None:
             warnings.warn(
                 "this table was shuffled or selected from another one, and its ids are row numbers as it is now: give id_column= "
@@ -118,17 +138,12 @@ def _paths(dataset: Any) -> list[str] | None:
     return [Path(entry[0]).relative_to(root).as_posix() for entry in entries]
 
 
-def _is_table(dataset: Any) -> bool:
-    """Whether this is a Hugging Face table, told without importing the package."""
-    return hasattr(dataset, "features") and hasattr(dataset, "column_names") and hasattr(dataset, "with_format")
-
-
 def _column(dataset: Any, name: str) -> list[Any] | None:
     """A column of a table, past any transform of its items; None for data sets that are no tables."""
     if isinstance(dataset, Subset):
         column = _column(dataset.dataset, name)
         return None if column is None else [column[int(index)] for index in dataset.indices]
-    if not _is_table(dataset):
+    if not is_table(dataset):
         return None
     if name not in dataset.column_names:
         raise InputError(f"id_column={name!r}: the table has the columns {listing(dataset.column_names, most=20)}")
@@ -138,7 +153,7 @@ def _column(dataset: Any, name: str) -> list[Any] | None:
 def _classes(dataset: Any, label_column: str | None) -> Iterable[str] | None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    if not _is_table(dataset):
+    if not is_table(dataset):
         names: Iterable[str] | None = getattr(dataset, "classes", None)
         return names
     wanted = LABEL_COLUMNS if label_column is None else (label_column,)
@@ -158,7 +173,7 @@ def _pair(item: Any, index: int, reading: Reading) -> tuple[Tensor, int]:
         raise InputError(f"item {index} must be a pair (image tensor, label) or a dict of them, not {type(item).__name__}")
     if reading.spec is not None and not isinstance(image, Tensor):
         try:
-            image = prepare(image, reading.spec)
+            image = prepare(decode_cell(image, name="it") if is_cell(image) else image, reading.spec)
         except InputError as error:
             raise InputError(f"item {index}: {error}") from error
     if not isinstance(image, Tensor):

@@ -7,45 +7,102 @@ Nothing is unpickled: arrays of Python objects are refused.
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import MAGIC_PREFIX
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.files import regular_file
+from fastntk.base.memory import available_memory
+from fastntk.base.text import byte_size
 from fastntk.data.catalog import Catalog
 from fastntk.data.samples import as_ids, class_names, label_tensor, sample_ids
+
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 100
+"""An array larger than the one, and than the other times what it takes in the archive, is no data set of pictures."""
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def open_npz(path: Path, split: str | None) -> Catalog:
     """Return the arrays of one split; with no split asked, ``x`` or else ``x_train``."""
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"no file {path}")
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
+    regular_file(path, expected="an .npz archive")
+    with path.open("rb") as stream:
+        if stream.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
             raise InputError(f"{path} is a single array, not an .npz archive of x and y; see numpy.savez")
-        with archive:
-            return _catalog(path, archive, split)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _catalog(path, _Arrays(path, archive), split)
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # a damaged archive can raise nearly anything
         raise InputError(f"{path} cannot be read as .npz: {error}") from error
 
 
-def _catalog(path: Path, archive: Any, split: str | None) -> Catalog:
-    suffix = _suffix(path, archive.files, split)
-    if f"y{suffix}" not in archive.files:
-        raise InputError(f"{path} has x{suffix} but no y{suffix}; its arrays are {listing(archive.files)}")
-    pixels = _pixels(path, archive[f"x{suffix}"], name=f"x{suffix}")
+class _Arrays:
+    """The arrays of an archive by name, each read only after its size was found to be what it says, and to fit into memory."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path, self._archive = path, archive
+        self._refuse_incomplete()
+        self.names = [name.removesuffix(".npy") for name in archive.namelist()]
+
+    def _refuse_incomplete(self) -> None:
+        """Refuse a directory that lost or renamed members: arrays that may be absent (ids, names) would go unmissed."""
+        members = self._archive.infolist()
+        for member in members:
+            self._archive.open(member).close()  # compares the two places where the name is
+        with self._path.open("rb") as stream:
+            stream.seek(-22, os.SEEK_END)
+            end = stream.read()
+        if end[:4] == b"PK\5\6" and int.from_bytes(end[10:12], "little") != len(members):
+            raise ValueError("its directory is damaged")
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        member = self._archive.getinfo(f"{name}.npy")
+        with self._archive.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            if version not in _HEADERS:
+                raise ValueError(f"{name} is written in version {version} of the .npy format")
+            shape, _, dtype = _HEADERS[version](stream)
+            size, stored = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects, which are never unpickled")
+        if min(shape, default=0) < 0 or size != stored:
+            raise ValueError(f"{name} says it is {dtype} {shape}, {size} bytes, and has {stored}")
+        self._refuse_bomb(name, size, packed=member.compress_size)
+        with self._archive.open(member) as stream:
+            array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array
+
+    def _refuse_bomb(self, name: str, size: int, *, packed: int) -> None:
+        if size > available_memory():
+            raise InputError(f"{self._path}: {name} has {byte_size(size)}, more than the memory that is available")
+        if size > BOMB_BYTES and size > BOMB_RATIO * packed:
+            raise InputError(
+                f"{self._path}: {name} unpacks from {byte_size(packed)} to {byte_size(size)}, as no pictures do: a zip bomb. "
+                " If the data is really like this, save it with numpy.savez, uncompressed"
+            )
+
+
+def _catalog(path: Path, arrays: _Arrays, split: str | None) -> Catalog:
+    suffix = _suffix(path, arrays.names, split)
+    if f"y{suffix}" not in arrays.names:
+        raise InputError(f"{path} has x{suffix} but no y{suffix}; its arrays are {listing(arrays.names)}")
+    pixels = _pixels(path, arrays[f"x{suffix}"], name=f"x{suffix}")
     try:
-        labels = label_tensor(archive[f"y{suffix}"], count=len(pixels)).numpy()
-        own_ids = as_ids(_text(archive[f"id{suffix}"])) if f"id{suffix}" in archive.files else None
+        labels = label_tensor(arrays[f"y{suffix}"], count=len(pixels)).numpy()
+        own_ids = as_ids(_text(arrays[f"id{suffix}"])) if f"id{suffix}" in arrays.names else None
         ids = sample_ids(own_ids, count=len(pixels))
-        classes = class_names(_text(archive["classes"]).tolist()) if "classes" in archive.files else None
+        classes = class_names(_text(arrays["classes"]).tolist()) if "classes" in arrays.names else None
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Catalog(str(path), ids, labels, classes, lambda row: pixels[row])

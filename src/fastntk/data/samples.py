@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from torch import Tensor
 from fastntk.base.errors import InputError, listing
 from fastntk.data.map_style import Reading, read_dataset
 from fastntk.models.card import InputSpec
+
+# Control characters, the two line ends of Unicode, and what Python makes of bytes in file names that are no UTF-8.
+_ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -193,13 +197,28 @@ class Samples:
 
 def as_ids(ids: Any) -> tuple[str, ...]:
     """Return ids as strings; accepts an iterable, array or tensor of int or str, or a single one."""
-    if isinstance(ids, (str, int)):
+    if isinstance(ids, (Tensor, np.ndarray)):
+        ids = ids.tolist()
+    if isinstance(ids, (str, int, np.integer)):
         ids = (ids,)
-    values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else list(ids)
+    if not isinstance(ids, Iterable):
+        raise InputError(f"ids must be int or str, or a sequence of them, not {type(ids).__name__}")
+    values = list(ids)
     wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))]
     if wrong:
         raise InputError(f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}")
-    return tuple(str(value) for value in values)
+    return _plain(tuple(str(value) for value in values), what="ids")
+
+
+def _plain(names: tuple[str, ...], *, what: str) -> tuple[str, ...]:
+    """Refuse names that no list, table or file of ids can hold: line ends, control characters, bytes that are no UTF-8."""
+    odd = [name for name in names if not name.isprintable() and _ODD.search(name)]
+    if odd:
+        raise InputError(
+            f"{what} with line ends, control characters or bytes that are no UTF-8: {listing(map(ascii, odd))}; rename them "
+            "(of an image folder: its files and folders)"
+        )
+    return names
 
 
 def sample_ids(ids: Any, *, count: int) -> tuple[str, ...]:
@@ -218,6 +237,7 @@ def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
     if isinstance(classes, str):
         raise InputError(f"classes must be a sequence of names, not the single str {classes!r}")
     names = tuple(str(name) for name in classes)
+    _plain(names, what="class names")
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise InputError(f"class names given more than once: {listing(twice)}")

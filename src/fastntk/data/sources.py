@@ -17,7 +17,7 @@ import torch
 
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
-from fastntk.data.catalog import Catalog, Selection, select
+from fastntk.data.catalog import Catalog, Selection, hiding, select
 from fastntk.data.cifar import LAYOUTS, open_cifar
 from fastntk.data.digits import open_digits
 from fastntk.data.folder import SPLITS as FOLDER_SPLITS
@@ -96,17 +96,18 @@ def load_source(
     only_classes: int | str | Sequence[int | str] | None = None,
     classes: Sequence[str] | None = None,
     vanished: Sequence[str] = (),
+    hide: bytes | None = None,
 ) -> Samples:
     """Load a source as samples ready for a model that expects ``spec``: inputs (n, 3, size, size) float32.
 
     ``only_classes``: the first k classes (an int), or names or labels, which are numbered anew in that order.
     ``images_per_class``: the first N of each class in the source's order; too few is an error.
     ``classes``: another data set's class names: labels are matched to them by name and other classes are left out,
-    which is how a hold-out set is loaded for a run. ``vanished``: those of them that the source may lack. Ids depend on none of
-    these.
+    which is how a hold-out set is loaded for a run. ``vanished``: those of them that the source may lack. ``hide``: a key;
+    classes are then called by keyed digests of their names. Ids depend on none of these.
     """
     check_spec(spec)
-    catalog = open_source(str(src), emptied=bool(vanished))
+    catalog = hiding(open_source(str(src), emptied=bool(vanished)), hide)
     part = select(catalog, images_per_class=images_per_class, only_classes=only_classes, classes=classes, vanished=vanished)
     return read_selection(catalog, part, spec)
 

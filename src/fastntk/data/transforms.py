@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
+from fastntk.data.pictures import MOST_PIXELS
 from fastntk.models.card import InputSpec
 from fastntk.models.hf_processor import process
 
@@ -43,6 +44,10 @@ _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 def check_spec(spec: InputSpec) -> None:
     """Refuse an input description that cannot be followed."""
+    if not isinstance(spec, InputSpec):
+        raise InputError(
+            f"spec must be a fastntk.InputSpec: fastntk.input_spec(model), or InputSpec(size, mean, std); got {spec!r}"
+        )
     if spec.size < 1 or not 0 < spec.crop <= 1:
         raise InputError(f"image size must be at least 1 and crop in (0, 1], not {spec.size} and {spec.crop}")
     if len(spec.mean) != 3 or len(spec.std) != 3 or min(spec.std) <= 0:
@@ -51,9 +56,14 @@ def check_spec(spec: InputSpec) -> None:
         raise InputError(f"unknown interpolation {spec.interpolation!r}; use one of {listing(INTERPOLATIONS)}")
 
 
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+"""What Pillow raises on a file that it cannot decode."""
+
+
 def prepare(picture: Picture, spec: InputSpec) -> Tensor:
     """Return a PIL image or uint8 array (H, W, 3) or (H, W) as a float32 tensor (3, size, size)."""
     check_spec(spec)
+    _check_picture(picture)
     if spec.processor is not None:
         return _processed(picture, spec, spec.processor)
     image = resize_and_crop(as_rgb(picture), spec)
@@ -63,10 +73,22 @@ def prepare(picture: Picture, spec: InputSpec) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
+def _check_picture(picture: object) -> None:
+    """Refuse what is no picture, or one that cannot be decoded."""
+    if isinstance(picture, Image.Image):
+        try:
+            picture.load()
+        except UNREADABLE as error:
+            raise InputError(f"the picture cannot be decoded: {error}; repair or remove it") from error
+    elif not isinstance(picture, np.ndarray):
+        raise InputError(f"a picture must be a PIL image or a uint8 array, not {type(picture).__name__}: open files first")
+
+
 def _processed(picture: Picture, spec: InputSpec, settings: Mapping[str, Any]) -> Tensor:
     # A processor that converts to RGB has a way of its own with transparency.
     own = isinstance(picture, Image.Image) and picture.mode not in _DEEP_MODES and settings.get("do_convert_rgb")
     image = picture if own and isinstance(picture, Image.Image) else as_rgb(picture)
+    _refuse_strips(image, spec)
     pixels = process(image, settings)
     if tuple(pixels.shape) != (3, spec.size, spec.size):
         raise InputError(
@@ -94,6 +116,7 @@ def as_rgb(picture: Picture) -> Image.Image:
 
 def resize_and_crop(image: Image.Image, spec: InputSpec) -> Image.Image:
     """Resize the shorter side to floor(size / crop), then cut out the centre (size, size)."""
+    _refuse_strips(image, spec)
     width, height = image.size
     shorter = math.floor(spec.size / spec.crop)
     if min(width, height) != shorter:
@@ -104,3 +127,15 @@ def resize_and_crop(image: Image.Image, spec: InputSpec) -> Image.Image:
         width, height = image.size
     left, top = round((width - spec.size) / 2), round((height - spec.size) / 2)
     return image.crop((left, top, left + spec.size, top + spec.size))
+
+
+def _refuse_strips(image: Image.Image, spec: InputSpec) -> None:
+    """Refuse a picture so long and thin that resizing its shorter side would take gigabytes."""
+    shorter, sides = math.floor(spec.size / spec.crop), sorted(image.size)
+    if not sides[0]:
+        raise InputError(f"a picture of {image.width} × {image.height} has no pixels")
+    if shorter * shorter * sides[1] / sides[0] > MOST_PIXELS:
+        raise InputError(
+            f"a picture of {image.width} × {image.height} would have more than {MOST_PIXELS:,} pixels when its shorter side is "
+            f"resized to {shorter}; crop it, or remove it"
+        )

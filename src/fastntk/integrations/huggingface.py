@@ -128,6 +128,7 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
             self._recorder = record(
                 model, subset, optimizer, loss=loss, trace=self._trace, average=average, steps=steps if steps > 0 else None
             )
+            self._recorder.epoch()
         self._enter(ids, targets)
         return inputs, kwargs
 

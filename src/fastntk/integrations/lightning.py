@@ -81,8 +81,7 @@ class RecordCallback(Recorded, *_bases()):  # type: ignore[misc]
         """Freeze what is not tuned, before there is an optimiser."""
         if stage == "fit":
             self._begin()
-            model = pl_module if self._network is None else pl_module.get_submodule(self._network)
-            self._subset = subset_of(model, self._given)
+            self._subset = subset_of(_network(pl_module, self._network), self._given)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Begin, at the first step of a training in one process with one optimiser."""
@@ -133,3 +132,16 @@ class RecordCallback(Recorded, *_bases()):  # type: ignore[misc]
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Make the run, after whatever other callbacks do when the training ends."""
         self._end()
+
+
+def _network(module: nn.Module, name: str | None) -> nn.Module:
+    """The part of the module that turns images into logits."""
+    if name is None:
+        return module
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        has = listing(each for each, _ in module.named_children())
+        raise InputError(
+            f"RecordCallback(network={name!r}): {type(module).__name__} has no such attribute that is a network; it has {has}."
+        ) from None

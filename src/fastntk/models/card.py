@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from torch import nn
 
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
+from fastntk.base.schema import Positive, Sha256, parse
 
 CARD_ATTRIBUTE = "fastntk_card"
+Side = Annotated[int, Meta(ge=1, le=4096)]
+"""Pixels along one side of an image."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,17 @@ class InputSpec:
     ``std`` and ``interpolation`` say what that amounts to.
     """
 
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    size: Side
+    mean: Annotated[tuple[float, ...], Meta(min_length=1, max_length=16)]
+    std: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1, max_length=16)]
     interpolation: str = "bilinear"
-    crop: float = 1.0
+    crop: Annotated[float, Meta(gt=0, le=1)] = 1.0
     source: str = "given"
-    processor: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise InputError(f"input: expected a mean and a std for each channel, found {len(self.mean)} and {len(self.std)}")
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,12 @@ class ModelCard:
     """
 
     name: str
-    num_classes: int
+    num_classes: Positive
     weights: str | None
-    image_size: int
+    image_size: Side
     input: InputSpec
-    weights_sha256: str | None = None
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    weights_sha256: Sha256 | None = None
+    fingerprint: Mapping[str, Sha256] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -61,9 +69,8 @@ class ModelCard:
 
 
 def card_from_dict(stored: Mapping[str, Any]) -> ModelCard:
-    """The card from its JSON, which made lists of its tuples."""
-    spec: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["input"].items()}
-    return ModelCard(**{**stored, "input": InputSpec(**spec), "notes": tuple(stored["notes"])})
+    """The card from its JSON; refuses what is none."""
+    return parse(stored, ModelCard, what="the model's card", complete=True)
 
 
 def card_of(model: nn.Module) -> ModelCard | None:

@@ -2,7 +2,8 @@
 
 Weights go through transformers' own loader, which renames the keys of old checkpoints; what it reports as missing,
 superfluous or of another shape is an error here, except for the old head. Another image size means a new
-configuration and resampled positions. Attention is "sdpa", which prompts need. Needs the extra ``hf``.
+configuration and resampled positions. Attention is "sdpa", which prompts need. Code that a model brings along is never run. Needs
+the extra ``hf``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.models.card import InputSpec
-from fastntk.models.hf_processor import keeps_proportions, normalisation, output_side, read_settings, scaled
+from fastntk.models.foreign_code import refuse_code
+from fastntk.models.hf_processor import interpolation, keeps_proportions, normalisation, output_side, read_settings, scaled
 from fastntk.models.loading import HEAD_NAMES, head_names, load_backbone, output_layers, zero_head
 from fastntk.models.parts import Built
 from fastntk.models.positions import resample_positions
@@ -68,7 +69,11 @@ def _config(transformers: Any, name: str, *, num_classes: int) -> Any:
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         raise InputError(f"hf:{name} looks like a folder, but there is none: expected one saved by save_pretrained")
     try:
-        config = transformers.AutoConfig.from_pretrained(_location(name))
+        stored = transformers.PretrainedConfig.get_config_dict(_location(name))[0]
+        refuse_code(stored, where=f"the configuration of hf:{name}")
+        config = transformers.AutoConfig.from_pretrained(_location(name), trust_remote_code=False)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or ["unknown reason"])[0]
         raise InputError(
@@ -113,7 +118,7 @@ def _config_for(config: Any, *, image_size: int | None, name: str) -> Any:
 
 def _create(transformers: Any, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
     def make(**arguments: Any) -> nn.Module:
-        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, **arguments)
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False, **arguments)
         assert isinstance(model, nn.Module)
         return model
 
@@ -155,6 +160,7 @@ def _load(transformers: Any, name: str, *, config: Any, state: dict[str, Tensor]
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            trust_remote_code=False,
             **arguments,
         )
 
@@ -241,9 +247,8 @@ def _input_spec(
     if keeps_proportions(settings):
         notes.append("its image processor does not make pictures square: only those that are can be loaded")
     mean, std = normalisation(settings)
-    resample = settings.get("resample")
-    interpolation = "bilinear" if resample is None else Image.Resampling(resample).name.lower()
-    spec = InputSpec(size, mean, std, interpolation=interpolation, source=settings["image_processor_type"], processor=settings)
+    kind = settings["image_processor_type"]
+    spec = InputSpec(size, mean, std, interpolation=interpolation(settings), source=kind, processor=settings)
     return spec, tuple(notes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastntk.base.errors import InputError
+from fastntk.models.foreign_code import refuse_code
 from fastntk.models.torchvision_ops import import_optional
 
 # Width and height of blank pictures that show what a processor makes of sizes and proportions.
@@ -26,17 +28,23 @@ _SQUARES, _OBLONGS = ((96, 96), (64, 64)), ((96, 64), (64, 96))
 def read_settings(transformers: Any, location: str, *, name: str) -> dict[str, Any] | None:
     """The settings of the processor saved with a model; None where there is none, an error where it cannot be used."""
     try:
+        for file in _saved(transformers, location):
+            refuse_code(_content(Path(file)), where=f"{name}: {Path(file).name}")
         processor = transformers.AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
         settings: dict[str, Any] = json.loads(processor.to_json_string())
         settings["image_processor_type"] = type(processor).__name__  # the saved form leaves out which of the two it is
-        _processor(json.dumps(settings, sort_keys=True))
+        process(Image.new("RGB", _SQUARES[0]), settings)
+        normalisation(settings)
+        interpolation(settings)
+    except InputError:
+        raise
     except Exception as error:  # transformers raises many kinds: wrong files, unknown classes, packages that are missing
         if isinstance(error, OSError) and not _saved(transformers, location):
             return None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{name}: the image processor saved with it cannot be used, so nothing says how pictures become its inputs: {reason} "
-            "Repair or replace its preprocessor_config.json"
+            f"{name}: the image processor saved with it cannot be used, so nothing says how pictures become its inputs: "
+            f"{reason.rstrip('.')}. Repair or replace its preprocessor_config.json"
         ) from error
     return settings
 
@@ -45,8 +53,10 @@ def process(picture: Image.Image, settings: Mapping[str, Any]) -> Tensor:
     """Return what the processor of these settings makes of one picture, in float32: (3, H, W) for those that are usable here."""
     try:
         pixels = _processor(json.dumps(settings, sort_keys=True))(picture, return_tensors="pt")["pixel_values"]
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise InputError(f"{settings['image_processor_type']} cannot take this picture: {error}") from error
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
+        raise InputError(
+            f"{settings['image_processor_type']} cannot take this picture: {type(error).__name__}: {error}"
+        ) from error
     tensor: Tensor = pixels[0].to(torch.float32)
     return tensor
 
@@ -83,19 +93,31 @@ def normalisation(settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple
     return tuple(value / factor for value in mean), tuple(value / factor for value in std)
 
 
+def interpolation(settings: Mapping[str, Any]) -> str:
+    """The name of the filter that it resizes with."""
+    resample = settings.get("resample")
+    return "bilinear" if resample is None else Image.Resampling(resample).name.lower()
+
+
 def _three(value: float | list[float]) -> list[float]:
-    return value if isinstance(value, list) else [value] * 3
+    """One number, alone or in a list, is for all channels."""
+    numbers = value if isinstance(value, list) else [value]
+    return numbers * 3 if len(numbers) == 1 else numbers
 
 
-def _saved(transformers: Any, location: str) -> bool:
-    path = transformers.utils.cached_file(
-        location,
-        "preprocessor_config.json",
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return path is not None
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None  # transformers will say what is wrong with it
+
+
+def _saved(transformers: Any, location: str) -> list[str]:
+    """The files that say what a processor is, those that are there; in newer folders it is a part of the second."""
+    quiet = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
+    flags = {f"_raise_exceptions_for_{name}": value for name, value in quiet.items()}
+    names = ("preprocessor_config.json", "processor_config.json")
+    return [path for name in names if (path := transformers.utils.cached_file(location, name, **flags)) is not None]
 
 
 @functools.lru_cache(maxsize=4)
@@ -103,6 +125,7 @@ def _processor(settings: str) -> Any:
     """The processor of settings given as JSON; only classes of transformers that are image processors are made."""
     transformers = import_optional("transformers", extra="hf")
     values = json.loads(settings)
+    refuse_code(values, where="the image processor of the model's card")
     name = values.pop("image_processor_type")
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.ImageProcessingMixin)):

@@ -12,6 +12,7 @@ of ±21; with everything in half precision one image flips).
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fastntk.base.download import download
 from fastntk.base.errors import InputError, listing
+from fastntk.base.files import regular_file
 
 SAFE_SUFFIXES = (".safetensors",)
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".th")
@@ -94,6 +96,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix not in WEIGHT_SUFFIXES:
         raise InputError(f"{path} is not a weights file by its name: expected one of {listing(WEIGHT_SUFFIXES)}")
+    regular_file(path, expected="a weights file")
     content = _read_safetensors(path) if suffix in SAFE_SUFFIXES else _read_pickle(path)
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
@@ -116,12 +119,27 @@ def _read_safetensors(path: Path) -> object:
 
 def _read_pickle(path: Path) -> object:
     try:
+        _refuse_packed(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} is not a plain file of tensors (or it contains code, which is never run): "
             "save it with torch.save(model.state_dict(), path) or as safetensors"
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} is not a readable torch file ({reason}): download or save it again") from error
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse an archive whose members are larger than itself: torch.save packs nothing, so that is no file of its making."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > path.stat().st_size:
+        raise InputError(
+            f"{path} unpacks to {size:,} bytes, more than it has: torch.save does not pack, so it is refused; save it again"
+        )

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.text import byte_size, duration
+from fastntk.data.duplicates import Copies
 from fastntk.planning.calibration import Calibration
 from fastntk.planning.problem import Route, Sizes, first_fitting
 
@@ -43,6 +44,8 @@ class Plan:
     epochs: int | None
     engine: Mapping[str, object]
     outside: Mapping[str, Any] = field(default_factory=dict)
+    copies: Copies | None = None
+    """Copies of what is to be forgotten among what stays; None where nobody looked, or there are no images to look at."""
 
     @property
     def chosen(self) -> dict[str, Route]:
@@ -83,6 +86,7 @@ class Plan:
             "verdict": self.verdict,
             "engine": dict(self.engine),
             "outside_subset": dict(self.outside),
+            "copies": None if self.copies is None else self.copies.details(),
         }
 
     def table(self) -> str:
@@ -129,8 +133,9 @@ class Plan:
     def __str__(self) -> str:
         s = self.sizes
         rows = f"rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; " if s.stored else ""
+        first = "" if self.copies is None else f"{self.copies}\n"
         return (
-            f"{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
+            f"{first}{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
             f"chunks of {s.chunk}; {rows}budgets: memory "
             f"{byte_size(self.memory_budget)}, disk {byte_size(self.disk_budget)}\n{self.table()}\n{self.verdict}"
         )

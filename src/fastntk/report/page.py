@@ -5,7 +5,7 @@ Not for records of several results: one page is about one request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,24 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fastntk.auditing.record import AuditRecord
+from fastntk.auditing.record_figures import known
+from fastntk.auditing.verdict import disagreements
 from fastntk.base.atomic import write_file
+from fastntk.base.marks import check_report
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
 from fastntk.report.record import check_record, record_digest
-from fastntk.report.words import date, model_name, samples
+from fastntk.report.words import date, samples
 
 
-def render(record: AuditRecord | Mapping[str, Any], *, thumbnails: Mapping[str, bytes] | None = None) -> str:
+def render(record: AuditRecord | Mapping[str, Any], *, thumbnails: Sequence[bytes] | None = None) -> str:
     """Return the page of a record.
 
-    ``thumbnails``: PNG bytes by sample digest. Only for a page that will be erased together with the data: it then
-    holds the pictures that were to be forgotten, and says so on top.
+    ``thumbnails``: PNG files of the forgotten samples. Only for a page that will be erased together with the data: it then
+    holds the pictures that were to be forgotten, and says so on top. A verdict that does not follow from the figures is shown as
+    such, in red.
     """
     checked = check_record(record)
-    if thumbnails is not None:
-        summary.check_pictures(checked, thumbnails)
     return _environment().get_template("page.html").render(_context(checked, record_digest(record), thumbnails))
 
 
@@ -37,19 +39,22 @@ def write_report(
     record: AuditRecord | Mapping[str, Any],
     path: str | Path,
     *,
-    thumbnails: Mapping[str, bytes] | None = None,
+    thumbnails: Sequence[bytes] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the page of a record to a file, atomically; return the file."""
-    return write_file(Path(path), render(record, thumbnails=thumbnails).encode("utf-8"), overwrite=overwrite)
+    """Write the page of a record to a file, atomically; return the file. ``overwrite`` replaces such a page and nothing else."""
+    page = render(record, thumbnails=thumbnails).encode("utf-8")
+    return write_file(Path(path), page, overwrite=overwrite, replaceable=check_report)
 
 
-def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] | None) -> dict[str, Any]:
+def _context(record: AuditRecord, digest: str, thumbnails: Sequence[bytes] | None) -> dict[str, Any]:
     from fastntk.base.version import __version__
 
     verdict = record.verdict
     tone, sign, headline = summary.HEADLINES[verdict.level]
-    models, forgotten = summary.forgotten(record, thumbnails)
+    odd = disagreements(record)
+    if odd:
+        tone, sign, headline = "bad", "✗", "The judgement in this record does not follow from its figures: do not rely on it."
     definitions = summary.definitions(record)
     return {
         "style": Markup(_read("style.css")),
@@ -74,13 +79,18 @@ def _context(record: AuditRecord, digest: str, thumbnails: Mapping[str, bytes] |
         "probes": sections.probes(record),
         "cost": sections.cost(record),
         "requirements": sections.requirements(record),
-        "samples": forgotten,
-        "sample_models": [model_name(model) for model in models],
-        "pictures": thumbnails is not None,
+        "odd": odd,
+        "forgotten": samples(record.request.forget),
+        "pictures": summary.data_uris(thumbnails or ()),
         "definitions": definitions,
         "anchors": {group.key: group.anchor for group in definitions},
         "limits": record.limits,
-        "record": {"digest": digest, "schema": record.schema, "created": date(record.created)},
+        "record": {
+            "digest": digest,
+            "schema": record.schema,
+            "created": date(record.created),
+            "sealed": known(record.record_sha256) is not None,
+        },
         "version": __version__,
     }
 

@@ -1,22 +1,24 @@
 """Audit records as files: finding one in a result's folder, and its digest. What a record is, auditing says.
 
 The record is what ``fastntk.audit`` returns and ``fastntk audit`` writes to ``RESULT/audit.json``. A page is never written from
-half-understood figures: what :func:`fastntk.auditing.reading.parse_record` refuses is refused here with the file's name.
+half-understood figures: what :func:`fastntk.auditing.reading.parse_record` refuses is refused here with the file's name, and so
+is a verdict that the figures do not give.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fastntk.auditing.reading import parse_record
-from fastntk.auditing.record import AuditRecord, to_dict
+from fastntk.auditing.record import AuditRecord, record_digest
+from fastntk.auditing.verdict import disagreements
 from fastntk.base.errors import InputError
+from fastntk.base.marks import AUDIT
+from fastntk.base.schema import read_json
 
-AUDIT = "audit.json"
+__all__ = ["AUDIT", "check_record", "read_content", "read_record", "record_digest"]
 
 
 def read_record(path: str | Path) -> AuditRecord:
@@ -36,23 +38,21 @@ def read_content(path: str | Path) -> dict[str, Any]:
             "then `fastntk report` again."
         )
     try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read as an audit record: {error}. Make it anew with `fastntk audit`.") from error
+        content = read_json(file, what="an audit record")
+    except InputError as error:
+        raise InputError(f"{error}. Make it anew with `fastntk audit`.") from error
     try:
-        check_record(content)
+        odd = disagreements(check_record(content))
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
+    if odd:
+        raise InputError(
+            f"{file}: the judgement in it does not follow from its figures: {'; '.join(odd)}. It was changed, or judged by other "
+            "rules: audit the result again with `fastntk audit`."
+        )
     return dict(content)
 
 
 def check_record(record: AuditRecord | Mapping[str, Any]) -> AuditRecord:
     """The record as such; what is none is refused with what is wrong with it."""
     return record if isinstance(record, AuditRecord) else parse_record(record)
-
-
-def record_digest(record: AuditRecord | Mapping[str, Any]) -> str:
-    """SHA-256 of a record's content: JSON with sorted keys and no spaces, so that formatting does not matter."""
-    content = to_dict(record) if isinstance(record, AuditRecord) else record
-    plain = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(plain.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The first screen and the paperwork: verdict, key figures, what was asked and done, definitions, the forgotten samples."""
+"""The first screen and the paperwork: verdict, key figures, what was asked and done, definitions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastntk.auditing.record import AuditRecord, JsonObject, Level, RequestSummary
-from fastntk.auditing.record_figures import MODELS, known
+from fastntk.auditing.record import AuditRecord, Level, RequestSummary
+from fastntk.auditing.record_figures import known
 from fastntk.base.errors import InputError
+from fastntk.base.schema import JsonObject
 from fastntk.report.blocks import Fact
 from fastntk.report.evidence_plots import epochs
-from fastntk.report.words import clean, date, figure, join, model_name, percent, plain, samples, value, whole
+from fastntk.report.words import clean, date, join, model_name, percent, plain, samples, value, whole
 
 HEADLINES: dict[Level, tuple[str, str, str]] = {
     "like retrain": ("good", "✓", "The model now predicts like one that never saw this data."),
@@ -21,17 +22,6 @@ HEADLINES: dict[Level, tuple[str, str, str]] = {
     "cannot be told": ("warn", "!", "It cannot be told whether this data was forgotten."),
     "no reference": ("open", "?", "Undecided: there was no model without this data to compare with."),
 }
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A forgotten sample: the digest of its id, its label, (prediction, loss) by model, and maybe its picture."""
-
-    digest: str
-    label: str
-    predictions: tuple[tuple[str, str], ...]
-    same: str
-    picture: str
 
 
 @dataclass(frozen=True)
@@ -100,28 +90,12 @@ def checkpoints(record: AuditRecord) -> list[Fact]:
     return [Fact(name, digest, code=True) for name, digest in digests.items()]
 
 
-def forgotten(record: AuditRecord, pictures: Mapping[str, bytes] | None = None) -> tuple[list[str], list[Sample]]:
-    """The models with predictions, and the forgotten samples; pictures are PNG bytes by digest."""
-    models = [model for model in MODELS if any(model in dict(entry.items()) for entry in record.samples)]
-    rows = []
-    for entry in record.samples:
-        classes, loss = dict(entry.items()), dict(entry.loss.items())
-        predictions = tuple((clean(classes.get(model) or "–"), figure(loss.get(model))) for model in models)
-        reference = classes.get("retrain")
-        same = "" if reference is None else "yes" if entry.unlearned == reference else "no"
-        rows.append(Sample(entry.digest, clean(entry.label or "–"), predictions, same, _data_uri(pictures, entry.digest)))
-    return models, rows
-
-
-def check_pictures(record: AuditRecord, pictures: Mapping[str, bytes]) -> None:
-    """Refuse pictures that belong to no sample of the record, or are no PNG files."""
-    digests = {entry.digest for entry in record.samples}
-    unknown = [digest for digest in pictures if digest not in digests]
-    if unknown:
-        raise InputError(f"{len(unknown)} of {len(pictures)} pictures belong to no forgotten sample of this record.")
-    wrong = [digest for digest, data in pictures.items() if not data.startswith(b"\x89PNG\r\n\x1a\n")]
+def data_uris(pictures: Sequence[bytes]) -> list[str]:
+    """PNG files as addresses that hold them; what is no PNG file is refused."""
+    wrong = [number for number, data in enumerate(pictures) if not data.startswith(b"\x89PNG\r\n\x1a\n")]
     if wrong:
-        raise InputError(f"The picture of sample {wrong[0][:12]}… is not a PNG file.")
+        raise InputError(f"Picture {wrong[0] + 1} of {len(pictures)} is not a PNG file.")
+    return ["data:image/png;base64," + base64.b64encode(data).decode("ascii") for data in pictures]
 
 
 def definitions(record: AuditRecord) -> list[Definitions]:
@@ -178,9 +152,3 @@ def _beside(texts: Mapping[str, str]) -> str:
     """The figures to compare with: before 99.0 %, Retrain 0.0 %."""
     return ", ".join(f"{model_name(model).lower() if model == 'full' else model_name(model)} {texts[model]}"
                      for model in ("full", "retrain") if model in texts)  # fmt: skip
-
-
-def _data_uri(pictures: Mapping[str, bytes] | None, digest: str) -> str:
-    if not pictures or digest not in pictures:
-        return ""
-    return "data:image/png;base64," + base64.b64encode(pictures[digest]).decode("ascii")

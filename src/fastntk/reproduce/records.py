@@ -5,6 +5,7 @@
 
     setting, configuration, request, label, method, options, seed    what was asked
     digest, fastntk, environment                                     what decides the figures, and where they were made
+    record_sha256                                                    of all the rest; older records have none
     timings                                                          seconds of the method, its rows, fine-tuning and Retrain
     audit                                                            what ``fastntk.audit`` returned, less ``DROPPED``
     confidences, margins                                             of the forgotten samples, where the setting has evidence
@@ -20,16 +21,36 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fastntk.base.atomic import write_file
+from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
+from fastntk.base.schema import Count, JsonObject, parse, read_json
 
 SCHEMA = "fastntk-record/2"
-DROPPED = ("samples", "loss_histogram", "flow", "definitions")
-"""Parts of an audit that a record leaves out: per sample, bulky, or the same in all."""
+DROPPED = ("loss_histogram", "flow", "definitions", "record_sha256")
+"""Parts of an audit that a record leaves out: bulky, the same in all, or the digest of the whole."""
+SEAL = "record_sha256"
 SETTING_FILE = "setting.json"
 POOL = "records"
+
+
+class Record(TypedDict, total=False):
+    """The fields of a record; a setting's own file has some of them."""
+
+    digest: str
+    fastntk: str
+    setting: str
+    configuration: str | JsonObject
+    request: str | JsonObject
+    label: str
+    method: str
+    options: JsonObject
+    seed: Count
+    environment: JsonObject
+    timings: JsonObject | None
+    audit: JsonObject
 
 
 def setting_folder(out: Path, name: str) -> Path:
@@ -38,20 +59,29 @@ def setting_folder(out: Path, name: str) -> Path:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write one record atomically; numbers JSON lacks become null."""
-    text = json.dumps(jsonable(record), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    """Write one record atomically, with a digest of itself; numbers JSON lacks become null."""
+    content = jsonable(record)
+    text = json.dumps(content | {SEAL: json_digest(content)}, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_file(path, (text + "\n").encode(), overwrite=True)
 
 
 def read_record(path: Path, *, schema: str | int = SCHEMA) -> dict[str, Any]:
-    """Read one record, or say which file is broken."""
+    """Read one record, or say which file is broken or was changed; older releases wrote no digest into it."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable record ({error}): delete it and run the experiment again.") from error
+        record = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}, so it is not a readable record: delete it and run the experiment again.") from error
     if not isinstance(record, dict) or record.get("schema") != schema:
         schema_found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise InputError(f"{path}: expected schema {schema}, found {schema_found}. Delete it and run again.")
+    stored = record.pop(SEAL, None)
+    if stored is not None and stored != json_digest(record):
+        raise InputError(f"{path} was changed after it was written: its own digest does not match. Delete it and run again.")
+    try:
+        if schema == SCHEMA:
+            parse(record, Record, what="the record")
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}. Delete it and run again.") from error
     return record
 
 

@@ -8,10 +8,11 @@ Loading a run reads neither: its own files hold all weights. The copy is for ser
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fastntk.base.errors import listing
+from fastntk.base.errors import InputError, listing
+from fastntk.models.foreign_code import refuse_code
 from fastntk.models.torchvision_ops import import_optional
 from fastntk.training.run import Run
 from fastntk.tuning.adapters import active_adapter, adapter_configs, adapters_of, unwrapped
@@ -45,9 +47,19 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     Weights of the adapters are drawn anew, to be loaded afterwards.
     """
     peft = import_optional("peft", extra="peft")
-    configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+    refuse_code(facts["configs"], where="an adapter in the manifest")
+    if facts["active"] not in facts["configs"]:
+        raise InputError(f"The adapter {facts['active']!r} has no configuration; there are {listing(facts['configs'])}.")
+    try:
+        configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+        return _attached(model, facts, configs, peft)
+    except Exception as error:  # whatever a configuration that was tampered with makes of a foreign library
+        raise InputError(f"peft cannot attach the adapters that were saved: {error}") from error
+
+
+def _attached(model: nn.Module, facts: Mapping[str, Any], configs: Mapping[str, Any], peft: Any) -> nn.Module:
     first, *others = configs
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _refusing(model):
         if not facts["wrapped"]:
             for name, config in configs.items():
                 peft.inject_adapter_in_model(config, model, adapter_name=name)
@@ -61,6 +73,19 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         outer.set_adapter(facts["active"])
     assert isinstance(outer, nn.Module)
     return outer
+
+
+@contextlib.contextmanager
+def _refusing(model: nn.Module) -> Iterator[None]:
+    """What peft says of a model that the saved adapters are not of."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"The adapters of this run do not fit this {type(model).__name__}: {reason.rstrip('.')}. Give model=... of the "
+            "architecture that they were trained in."
+        ) from error
 
 
 def write_adapter(run: Run, folder: Path) -> str | None:

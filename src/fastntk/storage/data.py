@@ -1,8 +1,9 @@
 """What a folder knows of the data of its run, which is not in it: counts, class names, digests, and where to load it again.
 
-A result is the run of the next request, on the retained samples: ``source`` still names the source of all, and ``without`` in it
-holds a digest of each id that went, so that the retained ones are found again. Where there is a trace, its list of ids is used:
-it stands although further images, or the folder of a class, have vanished from the source.
+A result is the run of the next request, on the retained samples: ``source`` still names the source of all, and ``without`` in
+it holds a keyed digest of each id that went (:mod:`fastntk.storage.keys`), so that the retained ones are found again. Where
+there is a trace, its list of ids is used: it stands although further images, or the folder of a class, have vanished from the
+source.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from fastntk.base.digest import key_name, keyed_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples, load_source
-from fastntk.data.catalog import Catalog, select_ids
+from fastntk.data.catalog import Catalog, hiding, select_ids
 from fastntk.data.sources import open_source, read_selection
 from fastntk.models.card import card_from_dict
+from fastntk.storage.keys import SUFFIX
+from fastntk.storage.schema import Source, source_of
 from fastntk.training.run import Run
 
 
@@ -28,47 +32,75 @@ class DataGoneError(InputError):
 def data_facts(run: Run) -> dict[str, Any]:
     """What a manifest says of a run's data; of one that has none at hand, what it was loaded with or its trace tells."""
     if run.samples is not None:
-        return facts_of(run.samples)
-    return facts_of(run.listed, seen=False) if run.data_facts is None else dict(run.data_facts)
+        return facts_of(run.samples, key=run.key)
+    return facts_of(run.listed, seen=False, key=run.key) if run.data_facts is None else dict(run.data_facts)
 
 
-def facts_of(samples: Samples, *, seen: bool = True) -> dict[str, Any]:
-    """The same of some samples; ``seen=False``: their inputs are not those of the run, so nothing is said of them."""
+def facts_of(samples: Samples, *, seen: bool = True, key: bytes | None = None) -> dict[str, Any]:
+    """The same of some samples; ``seen=False``: their inputs are not those of the run, so nothing is said of them.
+
+    ``key``: of a run from which samples were erased, or whose class names are hidden: the digest of its ids is keyed.
+    """
     return {
         "count": len(samples),
         "shape": list(samples.inputs.shape[1:]) if seen else None,
         "classes": None if samples.classes is None else list(samples.classes),
         "num_classes": samples.num_classes,
         "digest": samples.digest() if seen else None,
-        "ids_digest": samples.ids_digest(),
+        "ids_digest": _ids_digest(samples, key),
+        "key": None if key is None else key_name(key),
     }
 
 
-def id_digest(sample_id: str, *, data_digest: str) -> str:
-    """SHA-256 of one id together with the digest of the data it belongs to."""
-    return hashlib.sha256(f"{data_digest}:{sample_id}".encode()).hexdigest()
+def _ids_digest(samples: Samples, key: bytes | None) -> str:
+    return samples.ids_digest() if key is None else keyed_digest(list(samples.ids), key)
 
 
-def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = None) -> Samples:
+def id_digest(sample_id: str, *, key: bytes | str) -> str:
+    """A digest of one id: keyed; in folders of older releases SHA-256 with the digest of the data, a str, before it."""
+    if isinstance(key, bytes):
+        return keyed_digest(sample_id, key)
+    return hashlib.sha256(f"{key}:{sample_id}".encode()).hexdigest()
+
+
+def hiding_key(source: Mapping[str, Any] | None, key: bytes | None) -> bytes | None:
+    """The key that hides the class names of a run with this source; None where they are not hidden."""
+    if source is None or source.get("class_names") != "hidden":
+        return None
+    if key is None:
+        raise DataGoneError(f"The class names of this run are hidden, and its key is not there: put its {SUFFIX} file beside it.")
+    return key
+
+
+def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = None, key: bytes | None = None) -> Samples:
     """Load a run's data again from the source in its manifest, and verify that it is the same data.
 
     Prepared for the run's own model, whose input spec the manifest has. ``ids``: those of its trace; exactly these are loaded, in
-    this order. DataGoneError where the source or one of them is not there.
+    this order. ``key``: the run's, where it has one. DataGoneError where the source or one of them is not there.
     """
-    source, card, data = manifest["source"], manifest["model"]["card"], manifest["data"]
-    if source is None or card is None:
+    source, card, data = source_of(manifest), manifest["model"]["card"], manifest["data"]
+    if card is None:
+        raise DataGoneError(
+            f"The model of this run, a {manifest['model']['class']}, was not made by build_model, so nothing says how pictures "
+            "become its inputs, and no source of data (--data) can be read for it. Give samples that are ready, in Python: "
+            "Run.load(folder, samples=...)."
+        )
+    if source is None:
         raise DataGoneError(
             "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
         )
-    spec, chosen = card_from_dict(card).input, {name: source.get(name) for name in ("images_per_class", "only_classes")}
+    spec, chosen = card_from_dict(card).input, _chosen(source)
+    hide = hiding_key(source, key)
     if ids is None and not source.get("without"):
-        samples = load_source(source["data"], spec=spec, **chosen)
+        samples = load_source(source["data"], spec=spec, hide=hide, **chosen)
     else:
         try:
-            catalog = open_source(source["data"], emptied=True)
+            catalog = hiding(open_source(source["data"], emptied=True), hide)
         except InputError as error:
             raise DataGoneError(f"The data of this run cannot be opened: {error}.") from error
-        wanted = _not_forgotten(catalog, source, data["classes"]) if ids is None else ids
+        if data["classes"] is None:
+            raise InputError("This run does not name its classes, so its samples cannot be found in the source again.")
+        wanted = _not_forgotten(catalog, source, data["classes"], key) if ids is None else ids
         part, lacking = select_ids(catalog, wanted, data["classes"])
         if lacking:
             raise DataGoneError(
@@ -77,19 +109,36 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
             )
         samples = read_selection(catalog, part, spec)
     samples = fitted(samples, data)
-    check_data(manifest, samples)
+    check_data(manifest, samples, key=key)
     return samples
 
 
-def _not_forgotten(catalog: Catalog, source: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+def _chosen(source: Source) -> dict[str, Any]:
+    """Which part of the source the run had."""
+    return {"images_per_class": source.get("images_per_class"), "only_classes": source.get("only_classes")}
+
+
+def _not_forgotten(catalog: Catalog, source: Source, classes: Sequence[str], key: bytes | None) -> list[str]:
     """Ids of the run's selection less those that earlier requests forgot, known by their digests."""
     rows: list[int] = []
     for name in classes:
         label = catalog.names.index(name) if name in catalog.names else -1
         rows += np.flatnonzero(catalog.labels == label)[: source.get("images_per_class")].tolist()
-    forgotten = [(entry["data"], frozenset(entry["ids"])) for entry in source["without"]]
+    forgotten = [(_key_of(entry, key), frozenset(entry["ids"])) for entry in source["without"]]
     ids = [catalog.ids[row] for row in sorted(rows)]
-    return [name for name in ids if all(id_digest(name, data_digest=salt) not in gone for salt, gone in forgotten)]
+    return [name for name in ids if all(id_digest(name, key=each) not in gone for each, gone in forgotten)]
+
+
+def _key_of(entry: Mapping[str, Any], key: bytes | None) -> bytes | str:
+    """What goes into the digests of an earlier request's ids."""
+    if "key" not in entry:
+        return str(entry["data"])
+    if key is None or key_name(key) != entry["key"]:
+        raise DataGoneError(
+            f"Which samples earlier requests forgot is known by keyed digests only, and the key is not there: put the {SUFFIX} "
+            "file beside the folder."
+        )
+    return key
 
 
 def fitted(samples: Samples, data: Mapping[str, Any]) -> Samples:
@@ -97,17 +146,18 @@ def fitted(samples: Samples, data: Mapping[str, Any]) -> Samples:
     return samples.counting(data["num_classes"]) if samples.num_classes < data["num_classes"] and not samples.classes else samples
 
 
-def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
+def check_data(manifest: Mapping[str, Any], samples: Samples, *, key: bytes | None = None) -> None:
     """Refuse samples that are not those of the manifest, saying what differs as far as digests tell.
 
-    A manifest that was written without seeing the data (from a trace alone) vouches for the ids only.
+    A manifest that was written without seeing the data (from a trace alone) vouches for the ids only. Where the digest of its ids
+    is keyed and the key is not there, ids are compared by the trace alone.
     """
     expected = manifest["data"]
-    if samples.digest() == expected["digest"]:
-        return
+    name = expected.get("key")
+    comparable = name is None or (key is not None and key_name(key) == name)
     if len(samples) != expected["count"]:
         what = f"{len(samples)} samples, the run had {expected['count']}"
-    elif samples.ids_digest() != expected["ids_digest"]:
+    elif comparable and _ids_digest(samples, None if name is None else key) != expected["ids_digest"]:
         what = "other ids, or the same in another order"
     elif expected["shape"] is not None and list(samples.inputs.shape[1:]) != expected["shape"]:
         what = f"inputs of shape {tuple(samples.inputs.shape[1:])}, the run had {tuple(expected['shape'])}"
@@ -115,7 +165,7 @@ def check_data(manifest: Mapping[str, Any], samples: Samples) -> None:
         None if expected["classes"] is None else tuple(expected["classes"])
     ):
         what = "other class names"
-    elif expected["digest"] is None:
+    elif expected["digest"] in (None, samples.digest()):
         return
     else:
         what = "the same ids but other pixels or labels (changed files, or another version of the image library)"

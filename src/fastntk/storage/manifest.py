@@ -27,9 +27,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fastntk.base.atomic import is_temporary, new_folder, recover
+from fastntk.base.atomic import Replaceable, is_temporary, leftovers, new_folder, recover
 from fastntk.base.errors import InputError, listing
+from fastntk.base.schema import read_json
 from fastntk.base.version import __version__
+from fastntk.storage.schema import check_manifest
 
 FORMAT = "fastntk"
 VERSION = 1
@@ -52,15 +54,16 @@ def write_bundle(
     *,
     kind: str,
     content: Mapping[str, Any],
-    overwrite: bool = False,
+    replaceable: Replaceable | None = None,
     fill: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write one ``<part>.safetensors`` a part and the manifest, atomically; return the folder.
 
     ``content`` is what the manifest says besides format, versions, time and files; it has to be JSON-able. ``fill`` puts further
     things into the unfinished folder and returns what else the manifest should say; verifying them is their reader's task.
+    ``replaceable``: a folder that is there is replaced where this allows it; refused where it is None.
     """
-    with new_folder(folder, overwrite=overwrite, replaceable=is_bundle) as work:
+    with new_folder(folder, overwrite=replaceable is not None, replaceable=replaceable) as work:
         files = {}
         for part, tensors in parts.items():
             data = safetensors.torch.save({name: _plain(value) for name, value in tensors.items()})
@@ -100,26 +103,34 @@ def read_manifest(folder: Path, *, kinds: tuple[str, ...] | None = None) -> dict
     if is_temporary(folder):
         raise InputError(f"{folder} is unfinished work of an interrupted command, not a result; delete it.")
     if not folder.is_dir():
-        problem = "it is a file" if folder.exists() else "there is no such folder"
+        problem = "it is a file" if folder.exists() else f"there is no such folder{_beside(folder)}"
         raise InputError(f"{folder}: expected a folder written by fastntk, but {problem}.")
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{folder} has no {MANIFEST}: it was not written by fastntk, or the file was lost.")
     try:
-        manifest = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}. {_ADVICE}") from error
+        manifest = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}. {_ADVICE}") from error
     _check_manifest(path, manifest)
     if kinds is not None and manifest["kind"] not in kinds:
         raise InputError(f"{folder} holds a {manifest['kind']!r}; expected {' or '.join(repr(kind) for kind in kinds)}.")
     return dict(manifest)
 
 
+def _beside(folder: Path) -> str:
+    """Where an earlier folder may be that somebody set aside who still writes, or wrote from another machine."""
+    aside = [path.name for path in leftovers(folder) if ".old-" in path.name]
+    return (
+        f" ({listing(aside)} beside it is the earlier one: rename it if no command is writing {folder.name} now)" if aside else ""
+    )
+
+
 def is_bundle(folder: Path) -> bool:
     """Whether a folder claims to be one of ours, of any version; nothing is verified."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError):
+        manifest = read_json(folder / MANIFEST)
+    except InputError:
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
@@ -152,9 +163,13 @@ def _check_manifest(path: Path, manifest: Any) -> None:
         )
     if manifest.get(SEAL) != seal(manifest):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
-    names = manifest.get("files")
-    if not isinstance(names, dict) or any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
-        raise InputError(f"{path} lists files it cannot vouch for: {listing(names or ['nothing'])}.")
+    try:
+        check_manifest(manifest)
+    except InputError as error:
+        raise InputError(f"{path} is damaged, though its own digest matches: {error}. {_ADVICE}") from error
+    names = manifest["files"]
+    if any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
+        raise InputError(f"{path} lists files it cannot vouch for: {listing(names)}.")
 
 
 def _verified_bytes(path: Path, expected: Mapping[str, Any]) -> bytes:

@@ -3,28 +3,31 @@
     weights            as in a run: tuned, anchor, base
     trace              the new path, where the method made one: retained samples only
     data               digests of the *retained* samples
-    source             the run's, and a digest of each id that went
-    extra.request      counts, and a digest of each forgotten id
+    source             the run's, and a keyed digest of each id that went
+    extra.request      counts, and a keyed digest of each forgotten id
     extra.origin       digests of the run it came from
     extra.details      method, options, validity, seconds
 
-A result is the run of the next request: ``load_run`` takes it as such. A digest of an id names nobody by itself, but whoever
-holds the data can find its sample again: that is how a result is paired with its run afterwards. Ids that can be guessed can be
-tried, so treat the digests as pseudonyms.
+A result is the run of the next request: ``load_run`` takes it as such. Who has the data and the key, which is kept beside the
+folder (:mod:`fastntk.storage.keys`), can find the forgotten samples again: that is how a result is paired with its run
+afterwards. Without the key a digest tells nothing, not even to somebody who guesses the id.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastntk.base.digest import tensor_digest
+from fastntk.base.digest import key_name, tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.data import ForgetRequest, Split
 from fastntk.storage.data import check_data, data_facts, facts_of, id_digest
+from fastntk.storage.keys import missing_key, read_key
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import RESULT, load_run, save_run
+from fastntk.storage.schema import ResultExtra, result_of
 from fastntk.training.network import working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.result import Unlearned
@@ -35,7 +38,7 @@ def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = Fals
 
     Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
-    known = facts_of(result.retained, seen=False) | {"shape": data_facts(result.run)["shape"]}
+    known = facts_of(result.retained, seen=False, key=result.key) | {"shape": data_facts(result.run)["shape"]}
     after = dataclasses.replace(result.as_run(), source=_source(result), data_facts=known)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
@@ -48,13 +51,11 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
     """
     path = Path(folder)
     manifest = read_manifest(path, kinds=(RESULT,))
-    extra = manifest["extra"]
-    differs = [name for name, value in _origin(run).items() if not _same(extra["origin"].get(name), value)]
-    if differs:
-        raise InputError(f"{path} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
-    split = _split(run, extra)
+    extra = result_of(manifest)
+    split = _split(run, path, extra)
+    key = _key(path, extra["request"])
     if run.samples is not None:
-        check_data(manifest, run.samples.subset(split.retain))
+        check_data(manifest, run.samples.subset(split.retain), key=key)
     loaded = load_run(path, kinds=(RESULT,), model=working_copy(run))
     return Unlearned(
         run=run,
@@ -63,8 +64,9 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
         method=extra["method"],
         split=split,
         seconds=extra["seconds"],
-        details=extra["details"],
+        details=manifest["extra"]["details"],
         trace=loaded.trace,
+        key=key or b"",
     )
 
 
@@ -76,6 +78,7 @@ def _extra(result: Unlearned) -> dict[str, Any]:
             "forget": len(result.split.forget),
             "retain": len(result.split.retain),
             "forgotten": _forgotten(result),
+            "key": key_name(result.key),
         },
         "origin": _origin(result.run),
         "details": result.details,
@@ -83,22 +86,16 @@ def _extra(result: Unlearned) -> dict[str, Any]:
 
 
 def _forgotten(result: Unlearned) -> list[str]:
-    salt, ids = _salt(result.run), result.run.listed.ids
-    return sorted(id_digest(ids[position], data_digest=salt) for position in result.split.forget.tolist())
+    ids = result.run.listed.ids
+    return sorted(id_digest(ids[position], key=result.key) for position in result.split.forget.tolist())
 
 
 def _source(result: Unlearned) -> dict[str, Any] | None:
     source = result.run.source
     if source is None or not len(result.split.forget):
         return source
-    entry = {"data": _salt(result.run), "ids": _forgotten(result)}
+    entry = {"key": key_name(result.key), "ids": _forgotten(result)}
     return {**source, "without": [*source.get("without", []), entry]}
-
-
-def _salt(run: Run) -> str:
-    """What goes into the digests of ids: the digest of the data, or where nobody has seen the data that of all ids."""
-    known: str | None = data_facts(run)["digest"]
-    return run.listed.ids_digest() if known is None else known
 
 
 def _origin(run: Run) -> dict[str, Any]:
@@ -114,10 +111,30 @@ def _same(stored: str | None, present: str | None) -> bool:
     return stored is None or present is None or stored == present
 
 
-def _split(run: Run, extra: dict[str, Any]) -> Split:
-    salt = extra["origin"]["data"] or run.listed.ids_digest()
+def stored_split(folder: str | Path, run: Run) -> Split:
+    """Which samples of the run the result in this folder forgot, and which it retained."""
+    path = Path(folder)
+    return _split(run, path, result_of(read_manifest(path, kinds=(RESULT,))))
+
+
+def _split(run: Run, folder: Path, extra: ResultExtra) -> Split:
+    stored: Mapping[str, Any] = extra["origin"]
+    differs = [name for name, value in _origin(run).items() if not _same(stored[name], value)]
+    if differs:
+        raise InputError(f"{folder} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
     wanted = set(extra["request"]["forgotten"])
-    ids = [name for name in run.listed.ids if id_digest(name, data_digest=salt) in wanted]
+    key = _key(folder, extra["request"]) or extra["origin"]["data"] or run.listed.ids_digest()
+    ids = [name for name in run.listed.ids if id_digest(name, key=key) in wanted]
     if len(ids) != len(wanted):
         raise InputError(f"{len(wanted) - len(ids)} of the {len(wanted)} forgotten samples are not in the run's data.")
     return ForgetRequest(ids=tuple(ids)).resolve(run.listed, allow_empty=True)
+
+
+def _key(folder: Path, request: Mapping[str, Any]) -> bytes | None:
+    """The key of a request's digests; None for one of an older release, which had none."""
+    if "key" not in request:
+        return None
+    key = read_key(folder, request["key"])
+    if key is None:
+        raise InputError(f"Which samples {folder} forgot is known by keyed digests only, and {missing_key(folder)}")
+    return key

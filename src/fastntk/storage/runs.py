@@ -31,11 +31,15 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
 from fastntk.models import build_model
 from fastntk.models.card import attach_card, card_from_dict, card_of
+from fastntk.models.foreign_code import refuse_code
 from fastntk.storage.adapters import adapter_facts, with_adapters, write_adapter
 from fastntk.storage.data import check_data, data_facts, fitted
+from fastntk.storage.keys import read_key, stored_key
 from fastntk.storage.manifest import Bundle, file_name, read_bundle, write_bundle
+from fastntk.storage.replacing import replaceable
 from fastntk.storage.traces import store_trace, stored_trace
 from fastntk.training.losses import LossFunction
+from fastntk.training.network import check_finite
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run, as_listed
 from fastntk.tuning import Subset, attach_prompts
@@ -56,8 +60,9 @@ def save_run(
     extra: Mapping[str, Any] | None = None,
     take_trace: bool = False,
 ) -> Path:
-    """Write a run to a new folder, atomically; return the folder. Its trace goes with it.
+    """Write a run to a new folder, atomically; return the folder. Its trace goes with it, its key into a file beside it.
 
+    ``overwrite``: a folder of the same kind is replaced, with its audit and report; one that holds anything else is refused.
     Other kinds of the same shape (an unlearned model) give their ``kind`` and what else the manifest should say in
     ``extra`` (JSON-able; never ids, labels or pictures of samples). ``take_trace``: the files of a trace on the same disk are
     moved and not copied; the run's own ``trace`` cannot be read afterwards.
@@ -77,7 +82,9 @@ def save_run(
             "trace": None if trace is None else store_trace(trace, work, take=take_trace),
         }
 
-    return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), overwrite=overwrite, fill=fill)
+    allowed = replaceable(kind) if overwrite else None
+    with stored_key(Path(folder), run.key):
+        return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), replaceable=allowed, fill=fill)
 
 
 def load_run(
@@ -103,9 +110,10 @@ def load_run(
     ``trace=False``: leave the trace out (it is not read, so neither verified). ``loss``: the function that the loop was recorded
     with, where it was one of its own, which no file holds.
     """
-    target = find_device(device) if isinstance(device, str) else device
+    target = None if device is None else find_device(device)
     bundle = read_bundle(Path(folder), kinds=kinds)
     manifest = bundle.manifest
+    key = read_key(bundle.folder, manifest["data"].get("key"))
     recorded = stored_trace(bundle.folder, manifest) if trace else None
     if recorded is not None and loss is not None:
         recorded = recorded.with_loss(loss)
@@ -113,9 +121,9 @@ def load_run(
         samples = fitted(samples, manifest["data"])
         if recorded is not None and manifest["data"]["digest"] is None:
             samples = as_listed(samples, recorded)
-        check_data(manifest, samples)
+        check_data(manifest, samples, key=key)
     state = _stored_state(bundle)
-    rebuilt = _rebuild(manifest["model"], bundle.folder) if model is None else model
+    rebuilt = _rebuild(manifest["model"], bundle.folder, state) if model is None else model
     adapters = manifest.get("adapters")
     if adapters is not None and not adapters_of(rebuilt):
         if model is not None:  # adapters cannot be taken off again: the first try is on a copy
@@ -125,6 +133,7 @@ def load_run(
     _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
     subset = Subset(rebuilt, manifest["subset"])
     _load_state(rebuilt, state)
+    check_finite(rebuilt, what=str(bundle.folder))
     for name, parameter in rebuilt.named_parameters():
         parameter.requires_grad_(name in subset.parameters)
     rebuilt.eval()
@@ -139,12 +148,13 @@ def load_run(
         subset,
         anchor.to(subset.get().device),
         samples,
-        recipe=None if recipe is None else Recipe(**recipe),
+        recipe=None if recipe is None else Recipe.from_dict(recipe),
         history=tuple(manifest["history"]),
         source=manifest["source"],
         trace=recorded,
         data_facts=manifest["data"],
         pretrained=manifest.get("pretrained"),
+        key=key,
     )
 
 
@@ -193,14 +203,17 @@ def _prompts(model: nn.Module) -> dict[str, int] | None:
     return {"length": 2 * keys[0].shape[0], "blocks": len(keys)} if keys else None
 
 
-def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
+def _rebuild(stored: Mapping[str, Any], folder: Path, state: Mapping[str, Tensor]) -> nn.Module:
     """The architecture, by its configuration or card; its weights are loaded afterwards."""
     if stored["config"] is not None:
-        model = _from_config(stored["config"])
+        refuse_code(stored["config"], where=f"the model configuration in {folder}")
+        model = _from_config(stored["config"], folder)
         if type(model).__name__ == stored["class"]:
             return model
     elif stored["card"] is not None:
         card = card_from_dict(stored["card"])
+        if not any(value.ndim and len(value) == card.num_classes for value in state.values()):  # or a vast head would be made
+            raise InputError(f"{folder}: none of its tensors belongs to a head of {card.num_classes} classes, as its card says.")
         return build_model(card.name, num_classes=card.num_classes, image_size=card.image_size)
     raise InputError(
         f"{folder} holds a {stored['class']} that build_model did not make, so only you can make it again: "
@@ -208,13 +221,16 @@ def _rebuild(stored: Mapping[str, Any], folder: Path) -> nn.Module:
     )
 
 
-def _from_config(config: Mapping[str, Any]) -> nn.Module:
+def _from_config(config: Mapping[str, Any], folder: Path) -> nn.Module:
     from fastntk.models.torchvision_ops import import_optional
 
     transformers = import_optional("transformers", extra="hf")
     with torch.random.fork_rng(devices=[]):
-        kind = transformers.AutoConfig.for_model(**config)
-        model = transformers.AutoModelForImageClassification.from_config(kind)
+        try:
+            kind = transformers.AutoConfig.for_model(**config)
+            model = transformers.AutoModelForImageClassification.from_config(kind, trust_remote_code=False)
+        except Exception as error:  # whatever a configuration that was tampered with makes of a foreign library
+            raise InputError(f"{folder}: transformers cannot build a model from the configuration there: {error}") from error
     assert isinstance(model, nn.Module)
     return model
 
@@ -233,6 +249,9 @@ def _stored_state(bundle: Bundle) -> dict[str, Tensor]:
                 f"{bundle.folder}: the tensors in {part} are not the tuned names of the manifest; they differ in "
                 f"{listing(sorted(set(parts[part]) ^ names))}."
             )
+    numbers = sum(value.numel() for value in tuned.values())
+    if numbers != manifest["tuned"]:
+        raise InputError(f"{bundle.folder}: its manifest says {manifest['tuned']} tuned parameters, its files have {numbers}.")
     odd = [name for name in names if tuned[name].shape != anchor[name].shape]
     if odd or names & set(base):
         raise InputError(f"{bundle.folder}: tuned, anchor and base do not fit together: {listing(odd or names & set(base))}.")
@@ -242,6 +261,9 @@ def _stored_state(bundle: Bundle) -> dict[str, Tensor]:
 def _fit_architecture(model: nn.Module, state: Mapping[str, Tensor], *, manifest: Mapping[str, Any], folder: Path) -> None:
     """Attach the prompts that were saved, and refuse a model whose state has other names or shapes."""
     prompts = manifest["prompts"]
+    keys = [value for name, value in state.items() if name.endswith(f"{PROMPT_NAME}.key")]
+    if prompts != ({"length": 2 * len(keys[0]), "blocks": len(keys)} if keys and keys[0].ndim else None):
+        raise InputError(f"{folder}: the prompts of its manifest ({prompts}) are not those of its files.")
     if prompts is not None and _prompts(model) is None:
         # First without them: a model that does not fit should not come back with prompts in it.
         without = {name: value for name, value in state.items() if f".{PROMPT_NAME}." not in f".{name}"}

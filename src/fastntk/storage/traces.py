@@ -51,4 +51,7 @@ def stored_trace(folder: Path, manifest: Mapping[str, Any]) -> Trace | None:
         raise InputError(
             f"{header} is not what this run was saved with: it was changed, or the trace is that of another run. {_ADVICE}"
         )
-    return read_trace(folder / TRACE)
+    trace = read_trace(folder / TRACE)
+    if any(expected.get(name) != value for name, value in trace.summary().items()):
+        raise InputError(f"{header} says something else of its trace than the manifest does. {_ADVICE}")
+    return trace

@@ -2,11 +2,14 @@
 
     folder/body.bin       (n, C, b) numbers in the parameters' dtype, sample by sample
     folder/features.bin   (n, H) head features, where the head is tuned
-    folder/state.json     what the rows are of (digests), and how many chunks are finished
+    folder/state.json     what the rows are of (digests), how many chunks are finished, and the SHA-256 of each chunk
 
 Space is reserved before the first row is made, so a full disk shows at once. Data is flushed before the state advances,
 and chunks have fixed boundaries: a killed job resumes at the last recorded chunk and ends with the same bytes as one
 that was never interrupted (on the same machine and number of threads). Nothing opens an unfinished folder as rows.
+
+Whoever opens rows again compares chunks with their digests: all of them up to :data:`CHECKED_BYTES`; of larger rows the first,
+the last and as many others, drawn anew each time, as make up so much; a warning says how many that were. Damage is refused.
 
 The files hold information on the data: a sample's rows say much about the sample. They are readable by their owner only
 (mode 0600) and have to be erased together with what is forgotten. Not a cache that looks after itself: a folder made
@@ -21,13 +24,15 @@ import hashlib
 import json
 import math
 import os
+import random
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 import torch
@@ -37,16 +42,19 @@ from fastntk.base.atomic import is_temporary, scratch_folder, write_file
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import BudgetError, InputError, listing
 from fastntk.base.progress import track
+from fastntk.base.schema import Count, JsonObject, Sha256, parse, read_json
 from fastntk.base.text import byte_size
 from fastntk.linalg import HeadRows
 from fastntk.models.card import fingerprint_of
 from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
 
-FORMAT = 1
+FORMAT = 2
 SCRATCH = "fastntk-rows"
 STATE, BODY, FEATURES = "state.json", "body.bin", "features.bin"
 SECONDS_BETWEEN_STATES = 5.0
 """A kill loses at most this much work (or one chunk); flushing after every chunk would wait for the disk."""
+CHECKED_BYTES = 2**31
+"""Bytes of stored rows that are compared with their digests on opening: some seconds."""
 
 _DTYPES: dict[torch.dtype, type[np.floating[Any]]] = {
     torch.float16: np.float16,
@@ -55,6 +63,15 @@ _DTYPES: dict[torch.dtype, type[np.floating[Any]]] = {
 }
 _NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _State(TypedDict):
+    """The file ``state.json``; ``digests``: by file, of each finished chunk."""
+
+    key: JsonObject
+    chunks: Count
+    complete: bool
+    digests: dict[str, list[Sha256]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,13 @@ class _File:
     @property
     def size(self) -> int:
         return self.shape[0] * self.per_sample
+
+    def chunk_digest(self, number: int, *, chunk: int) -> str:
+        """SHA-256 of the rows of one chunk, from the disk."""
+        first, last = number * chunk, min((number + 1) * chunk, self.shape[0])
+        with self.path.open("rb") as stream:
+            stream.seek(first * self.per_sample)
+            return hashlib.sha256(stream.read((last - first) * self.per_sample)).hexdigest()
 
     def load(self) -> Tensor:
         """The mapped array; copy-on-write, so that nobody can change the file through it."""
@@ -91,7 +115,7 @@ def rows_on_disk(
     """Return the rows of all inputs (n, …) from ``folder``, computing what is not there yet.
 
     The engine has been checked (:func:`fastntk.tangent.checked_engine`). ``samples_digest`` stands in for a digest of
-    the inputs, where one is known (``Samples.digest()``). Raises :class:`InputError` for a folder of other rows and
+    the inputs, where one is known (``Samples.digest()``). Raises :class:`InputError` for a folder of other or damaged rows and
     :class:`BudgetError` where the disk is too small.
     """
     folder = Path(folder)
@@ -102,11 +126,12 @@ def rows_on_disk(
         raise InputError(f"chunk must be ≥ 1, got {size}.")
     files = _files(engine, inputs, folder)
     key = _key(engine, inputs, files, chunk=size, samples_digest=samples_digest)
-    done, complete = _progress_of(folder, key)
-    if complete:
+    state = _progress_of(folder, key)
+    if state["chunks"]:
         _check_sizes(files)
-    else:
-        _finish(engine, inputs, folder, files, key=key, done=done)
+        _check_chunks(files, state)
+    if not state["complete"]:
+        _finish(engine, inputs, folder, files, state=state)
     body, *features = (file.load() for file in files)
     return engine.assemble(body, features[0] if features else None)
 
@@ -126,11 +151,11 @@ def bytes_on_disk(folder: str | Path) -> int:
     """Bytes of rows that a folder holds already, finished chunks only; 0 for one that holds none. Whose they are is not asked."""
     folder = Path(folder)
     try:
-        state = json.loads((folder / STATE).read_text("utf-8"))
+        state = read_json(folder / STATE)
         whole = sum((folder / name).stat().st_size for name in state["key"]["files"])
         chunks = math.ceil(state["key"]["input shape"][0] / state["key"]["chunk"])
         return int(whole if state["complete"] else whole * state["chunks"] // max(chunks, 1))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return 0
 
 
@@ -158,30 +183,55 @@ def _key(engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, s
     }
 
 
-def _progress_of(folder: Path, key: dict[str, Any]) -> tuple[int, bool]:
-    """(finished chunks, complete) of a folder; refuse one that holds anything else."""
+def _progress_of(folder: Path, key: dict[str, Any]) -> _State:
+    """What of the rows is in a folder already; refuse one that holds anything else."""
     path = folder / STATE
-    try:
-        state = json.loads(path.read_text("utf-8"))
-        stored, done, complete = state["key"], int(state["chunks"]), bool(state["complete"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         if folder.is_dir():
             other = [entry.name for entry in folder.iterdir() if not is_temporary(entry)]
             if other:
                 raise InputError(
                     f"{folder} holds other files ({listing(sorted(other), most=3)}) and no {STATE}: "
                     "give an empty or a new folder for the rows."
-                ) from None
-        return 0, False
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): delete the folder and compute the rows again.") from error
+                )
+        return {"key": key, "chunks": 0, "complete": False, "digests": {name: [] for name in key["files"]}}
+    try:
+        state = parse(read_json(path), _State, what=STATE)
+    except InputError as error:
+        raise InputError(f"{path} cannot be used ({error}): delete the folder and compute the rows again.") from error
+    stored = state["key"]
     if stored != key:
-        names = [name for name in key if not isinstance(stored, dict) or stored.get(name) != key[name]]
+        names = [name for name in key if stored.get(name) != key[name]]
         raise InputError(
             f"{folder} holds rows for something else: it differs in {listing(names)}. "
             "Give another folder, or delete this one to compute the rows again."
         )
-    return done, complete
+    whole = math.ceil(key["input shape"][0] / key["chunk"])
+    counts = {name: len(digests) for name, digests in state["digests"].items()}
+    if counts != dict.fromkeys(key["files"], state["chunks"]) or state["complete"] != (state["chunks"] == whole):
+        raise InputError(f"{path} contradicts itself: delete the folder and compute the rows again.")
+    return state
+
+
+def _check_chunks(files: list[_File], state: _State) -> None:
+    """Compare chunks with their digests, all or a sample that includes both ends."""
+    chunk, count = state["key"]["chunk"], state["chunks"]
+    per_chunk = max(1, chunk * sum(file.per_sample for file in files))
+    numbers, most = list(range(count)), max(2, CHECKED_BYTES // per_chunk)
+    if count > most:
+        numbers = sorted({0, count - 1, *random.sample(numbers, most - 2)})
+        warnings.warn(
+            f"{files[0].path.parent}: {len(numbers):,} of {count:,} chunks of the stored rows were compared with their digests",
+            stacklevel=3,
+        )
+    for file in files:
+        digests = state["digests"][file.path.name]
+        damaged = [number for number in numbers if file.chunk_digest(number, chunk=chunk) != digests[number]]
+        if damaged:
+            raise InputError(
+                f"{file.path} was changed: the SHA-256 of its chunks {listing(damaged)} is not what was stored. "
+                "Delete the folder and compute the rows again."
+            )
 
 
 def _check_sizes(files: list[_File]) -> None:
@@ -194,8 +244,9 @@ def _check_sizes(files: list[_File]) -> None:
             )
 
 
-def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, key: dict[str, Any], done: int) -> None:
+def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, state: _State) -> None:
     """Write the chunks that are missing; what this call made is taken back if not even one could be kept."""
+    chunk, done = state["key"]["chunk"], state["chunks"]
     missing = [folder, *folder.parents]
     missing = missing[: next(i for i, path in enumerate(missing) if path.exists())]
     new: list[Path] = [] if done else [folder / STATE, *(file.path for file in files)]
@@ -204,10 +255,11 @@ def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File],
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, files)
         if done == 0:
-            _record(folder, key, 0)
+            _record(folder, state)
         with _opened(folder, files, fresh=done == 0) as handles:
-            for count in _write_chunks(engine, inputs, files, handles, chunk=key["chunk"], done=done):
-                _record(folder, key, count, complete=count == math.ceil(len(inputs) / key["chunk"]))
+            for count in _write_chunks(engine, inputs, files, handles, state=state):
+                state |= {"chunks": count, "complete": count == math.ceil(len(inputs) / chunk)}
+                _record(folder, state)
                 finished = count
     except BaseException as error:
         busy = isinstance(error, BlockingIOError)
@@ -221,18 +273,21 @@ def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File],
 
 
 def _write_chunks(
-    engine: RowEngine, inputs: Tensor, files: list[_File], handles: list[BinaryIO], *, chunk: int, done: int
+    engine: RowEngine, inputs: Tensor, files: list[_File], handles: list[BinaryIO], *, state: _State
 ) -> Iterator[int]:
-    """Append chunk after chunk; yield how many are safe on the disk, every few seconds and at the end."""
+    """Append chunk after chunk, and their digests to the state; yield now and then, and at the end, how many are safe."""
+    chunk, done = state["key"]["chunk"], state["chunks"]
     for file, handle in zip(files, handles):
         handle.seek(done * chunk * file.per_sample)
     chunks = math.ceil(len(inputs) / chunk)
     rest = iter_rows(engine, inputs[done * chunk :], chunk=chunk)
     last = time.monotonic()
     for number, (_, rows) in enumerate(track(rest, "Jacobian rows to disk", total=chunks - done), start=done + 1):
-        for handle, part in zip(handles, (rows.body, rows.features)):
+        for file, handle, part in zip(files, handles, (rows.body, rows.features)):
             assert part is not None
-            handle.write(part.detach().cpu().contiguous().numpy().data)
+            data = part.detach().cpu().contiguous().numpy().data
+            handle.write(data)
+            state["digests"][file.path.name].append(hashlib.sha256(data).hexdigest())
         if number == chunks or time.monotonic() - last >= SECONDS_BETWEEN_STATES:
             for handle in handles:
                 handle.flush()
@@ -241,8 +296,7 @@ def _write_chunks(
             last = time.monotonic()
 
 
-def _record(folder: Path, key: dict[str, Any], chunks: int, *, complete: bool = False) -> None:
-    state = {"key": key, "chunks": chunks, "complete": complete}
+def _record(folder: Path, state: _State) -> None:
     write_file(folder / STATE, json.dumps(state, indent=1).encode(), overwrite=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,37 @@ from fastntk.tuning import Subset
 
 Numbers = list[dict[str, float]]
 """Of each group, its numeric options by name; "betas.0" is the first number of one that is a tuple."""
+
+
+class LiveOptimizer:
+    """An optimiser of ``torch.optim`` before its first step. ``names``: of the tuned parameters in each of its groups."""
+
+    def __init__(self, given: Any, model: nn.Module, subset: Subset) -> None:
+        self.optimizer = unwrapped(given)
+        self.names = groups_of(self.optimizer, model, subset)
+        if has_stepped(self.optimizer):
+            raise InputError("This optimiser has taken steps already: call record before the first one.")
+        self._members = members(self.optimizer)
+        own = set(map(id, subset.parameters.values()))
+        self._others = [each for each in self._members if id(each) not in own]
+
+    def check(self) -> None:
+        """Refuse, before a step, parameters that came to it, or that get gradients and are not tuned."""
+        if list(map(id, members(self.optimizer))) != list(map(id, self._members)):
+            raise InputError("the optimiser has other parameters than at the start (add_param_group): that cannot be recorded")
+        if any(each.grad is not None for each in self._others):
+            raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
+
+    def skipped(self, parameters: Mapping[str, nn.Parameter], names: Sequence[str]) -> list[str]:
+        """Those of these parameters that have no gradient, so that the coming step passes them over: no weight decay, no
+        momentum. A gradient of zeros would stand for that only in plain SGD, whose are left out."""
+        plain = {
+            name
+            for members, group in zip(self.names, self.optimizer.param_groups)
+            if type(self.optimizer) is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]
+            for name in members
+        }
+        return [name for name in names if parameters[name].grad is None and name not in plain]
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:

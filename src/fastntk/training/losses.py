@@ -92,7 +92,7 @@ class PathLoss:
             return 0.5 * (logits - wanted.to(logits) + 1 / logits.shape[1]).square().sum(1).mean()
         raise InputError(
             "This trace was recorded with a loss of one's own, which is not in the file. Give the same function again: "
-            "Run.load(folder, loss=function)."
+            "Run.load(folder, loss=function), on the command line --loss-with MODULE:FUNCTION."
         )
 
 

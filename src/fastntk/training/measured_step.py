@@ -26,6 +26,9 @@ from fastntk.training.tuned_head import TunedHead
 SCALER = 64
 """A loss that was multiplied with more than this was so by a loss scaler, with a power of 2."""
 
+FIT = 2e-2
+"""How far the head's gradient may be from what the loss gives, over its own length; ten times that in low precision."""
+
 
 @dataclass(eq=False)
 class Part:
@@ -82,6 +85,26 @@ def measured(parts: Sequence[Part], head: nn.Linear, loss: PathLoss, *, usual: T
     return Measure(clip, shares, error, live, torch.where(plain.any(), mean, usual.to(mean)))
 
 
+def check_first(seen: Measure, *, low: bool) -> None:
+    """Refuse, at the first step, a loss that is not that of the loop. ``low``: some of it is in half precision."""
+    error = float(seen.error)
+    if error > FIT * (10 if low else 1) and float(seen.live.norm()) > 0:
+        raise InputError(
+            f"the gradient that reached the head's weight is not that of loss(logits, targets): {100 * error:.0f} % of it is "
+            "something else. loss must be the mean loss that the loop uses, its targets those given to batch(), and nothing "
+            "may follow the head (a factor, a second head, a penalty on its weight)"
+        )
+
+
+def check_all(middle: float, *, low: bool) -> None:
+    """The same at the end, by the middle one of all steps' errors."""
+    if middle > FIT * (10 if low else 1):
+        raise InputError(
+            f"The gradients that reached the head are not those of the loss given: {100 * middle:.0f} % of them is something "
+            "else. A replay by this record would not follow the training."
+        )
+
+
 def step_tensors(
     parts: Sequence[Part],
     seen: Measure,
@@ -111,7 +134,7 @@ def step_tensors(
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Flat; zeros for one that took no part."""
+    """Flat; zeros for one that took no part, where that is the same to the optimiser."""
     return torch.zeros_like(parameter).reshape(-1) if parameter.grad is None else parameter.grad.detach().reshape(-1)
 
 

@@ -63,7 +63,12 @@ def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 256) -> Tenso
 
 def accuracy_on(model: nn.Module, samples: Samples) -> float:
     """The fraction of the samples that the model classifies correctly."""
-    return float((predict(model, samples.inputs).argmax(1) == samples.labels).double().mean())
+    return float(is_right(predict(model, samples.inputs), samples.labels).double().mean())
+
+
+def is_right(scores: Tensor, labels: Tensor) -> Tensor:
+    """Whether the largest score (n, C) of each sample is at its label; none is right that has a score of NaN."""
+    return (scores.argmax(1) == labels) & ~scores.isnan().any(1)
 
 
 def check_precision(parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -76,6 +81,22 @@ def check_precision(parameters: Iterable[tuple[str, Tensor]]) -> None:
             f"{torch.finfo(kind).eps / 2:.1g} of a weight is lost in it, and with it most of a fine-tuning or an unlearning. "
             "Convert model, samples and anchor: model.float(), inputs.float(), anchor.float(). Mixed precision by "
             "torch.autocast keeps the weights in float32."
+        )
+
+
+def check_finite(model: nn.Module, *, what: str) -> None:
+    """Refuse weights that are no numbers: what such a model predicts means nothing, and counts as right where the label is 0.
+
+    Infinite entries of buffers pass: masks have some.
+    """
+    wrong = {name: int((~value.isfinite()).sum()) for name, value in model.named_parameters() if value.is_floating_point()}
+    wrong |= {name: int(value.isnan().sum()) for name, value in model.named_buffers() if value.is_floating_point()}
+    wrong = {name: count for name, count in wrong.items() if count}
+    if wrong:
+        raise InputError(
+            f"{what} has {sum(wrong.values()):,} weights that are no numbers (NaN or infinite), in "
+            f"{listing(f'{name} ({count:,})' for name, count in wrong.items())}: its training diverged, or the file is damaged. "
+            "Train it again with a lower learning rate, or take whole weights."
         )
 
 

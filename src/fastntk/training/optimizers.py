@@ -31,11 +31,6 @@ class Group:
     names: tuple[str, ...]
     options: dict[str, Any]
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Group:
-        """The way back from JSON."""
-        return cls(tuple(stored["names"]), dict(stored["options"]))
-
 
 @dataclass(frozen=True)
 class Span:

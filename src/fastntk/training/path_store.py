@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.atomic import new_folder
+from fastntk.base.errors import listing
 from fastntk.data import Samples
 from fastntk.training.live_optimizer import Numbers, varying
 from fastntk.training.losses import LossFunction
@@ -53,7 +55,7 @@ class PathStore:
         if self._target is not None:
             self._folder = self._stack.enter_context(new_folder(self._target))
             self._folder.chmod(0o700)
-            self._abandoned = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._abandoned = weakref.finalize(self, _abandon, self._stack)
         self._writer: TraceWriter | None = None
         self._queue: list[Step] = []
         self._measures: list[Tensor] = []
@@ -140,6 +142,26 @@ class PathStore:
             writer.leave_body()
             self.kept = ()
 
+    def leave(self, skipped: Sequence[str]) -> None:
+        """Parameters of the body that the coming step passes over, for they have no gradient: a replay could not do that.
+
+        Before the first step the path is kept of what lies between them and the head; later of no body.
+        """
+        if not skipped or not self.kept:
+            return
+        if self._writer is None:
+            self.kept = self.kept[max(self.kept.index(name) for name in skipped) + 1 :]
+        else:
+            self._drain()
+            self._writer.leave_body()
+            self.kept = ()
+        warnings.warn(
+            f"{len(skipped)} tuned parameters have no gradient here ({listing(skipped, most=3)}), and the optimiser passes "
+            "them over. The body's path is not kept from there inwards: requests can go "
+            f"{'as deep as that' if self.kept else 'no deeper than the head'}",
+            stacklevel=2,
+        )
+
     def end(self) -> Ended:
         """The last step was taken."""
         self._drain()
@@ -173,11 +195,15 @@ class PathStore:
         """Keep nothing."""
         if self._writer is not None:
             self._writer.close()
-        with contextlib.suppress(_Abandoned):
-            self._stack.__exit__(_Abandoned, _Abandoned(), None)
         if self._target is not None:
-            self._abandoned.detach()
+            self._abandoned()
 
 
 class _Abandoned(BaseException):
     """Tells the new folder that it will not be finished."""
+
+
+def _abandon(stack: contextlib.ExitStack) -> None:
+    """Remove the folder that a stack was to finish."""
+    with contextlib.suppress(_Abandoned):
+        stack.__exit__(_Abandoned, _Abandoned(), None)

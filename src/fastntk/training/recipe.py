@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fastntk.base.errors import InputError
+from fastntk.base.schema import parse
 
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
 Loss = Literal["cross-entropy", "squared"]
 BnStats = Literal["frozen", "update"]
+LARGEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Recipe:
                 raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
             if not math.isfinite(value) or value < least or (strict and value == least):
                 raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
+        # Beyond it, optimisers multiply numbers that their precision does not hold.
+        if self.lr > LARGEST or self.weight_decay > LARGEST:
+            raise InputError(f"Recipe.lr and weight_decay must be ≤ {LARGEST:g}, got {self.lr!r} and {self.weight_decay!r}.")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0) or not 0 <= self.momentum < 1:
             raise InputError(
                 f"Recipe.weight_decay must be ≥ 0 and momentum in [0, 1), got {self.weight_decay!r}, {self.momentum!r}."
@@ -59,6 +64,11 @@ class Recipe:
                 known = ", ".join(get_args(kind))
                 raise InputError(f"Recipe.{name} must be one of {known}; got {getattr(self, name)!r}.")
 
+    @classmethod
+    def from_dict(cls, stored: Any) -> Recipe:
+        """The way back from JSON; refuses what is no recipe."""
+        return parse(stored, cls, what="recipe", complete=True)
+
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able dictionary; ``Recipe(**d)`` is the way back."""
+        """A JSON-able dictionary."""
         return dataclasses.asdict(self)

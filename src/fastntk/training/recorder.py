@@ -30,9 +30,9 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
-from fastntk.training.live_optimizer import groups_of, has_stepped, members, numbers_of, recorded_groups, unwrapped
+from fastntk.training.live_optimizer import LiveOptimizer, numbers_of, recorded_groups
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, recognised
-from fastntk.training.measured_step import Part, Step, measured, step_tensors
+from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors
 from fastntk.training.network import check_precision
 from fastntk.training.path_store import Ended, PathStore
 from fastntk.training.run import Run
@@ -42,9 +42,6 @@ from fastntk.training.tuned_head import tuned_head
 from fastntk.training.visitors import Visitors, names_and_targets
 from fastntk.tuning import Subset
 from fastntk.tuning.outside import noted
-
-FIT = 2e-2
-"""How far the head's gradient may be from what ``loss`` gives, over its own length; ten times that in low precision."""
 
 
 def record(
@@ -86,10 +83,7 @@ class Recorder:
         _check_setting(model, subset, trace, average)
         check_precision(subset.parameters.items())
         check_loss(loss)
-        self._optimizer = unwrapped(optimizer)
-        self._names = groups_of(self._optimizer, model, subset)
-        if has_stepped(self._optimizer):
-            raise InputError("This optimiser has taken steps already: call record before the first one.")
+        self._live = LiveOptimizer(optimizer, model, subset)
         self._head = tuned_head(model, subset)
         if self._head.bias is not None and not subset.parameters[self._head.bias].requires_grad:
             raise InputError(f"The head's bias ({self._head.bias}) is in the subset but frozen: tune the weight alone.")
@@ -97,27 +91,23 @@ class Recorder:
         self._anchor, self._pretrained = subset.get(), noted(subset)
         self._given_loss, self._average = loss, average
         self._loss: PathLoss | None = None
-        self._fingerprint: tuple[float, ...] | None = None
         self._buffers = {each: buffer.clone() for each, buffer in model.named_buffers()}
         self._visitors = Visitors(self._head.layer.weight.shape[0])
         self._open: Part | None = None
         self._pending: list[Part] = []
         self._prepared: Step | None = None
         self._usual = torch.ones(())
-        self._epoch_due, self.epochs, self.steps = True, 0, 0
+        self._epoch_due, self._told, self.epochs, self.steps = True, False, 0, 0
         self._low = False
         self._broken: str | None = None
         self._done = False
         self._version = self._versions()
-        self._members = members(self._optimizer)
-        own = set(map(id, self._parameters.values()))
-        self._others = [each for each in self._members if id(each) not in own]
         self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
             self._head.layer.weight.register_hook(self._saw_gradient),
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_step_post_hook(self._after_step),
+            self._live.optimizer.register_step_pre_hook(self._before_step),
+            self._live.optimizer.register_step_post_hook(self._after_step),
         ]
 
     # What the loop calls
@@ -151,8 +141,9 @@ class Recorder:
             )
 
     def epoch(self) -> None:
-        """A new epoch begins. Not needed where every sample is seen once an epoch: then it is noticed."""
-        self._epoch_due = True
+        """A new epoch begins. Not needed where every sample is seen once an epoch: then it is noticed. Where samples are drawn
+        with replacement it cannot be; once this was called, nothing else begins an epoch."""
+        self._epoch_due = self._told = True
 
     def finish(self, samples: Samples | None = None) -> Run:
         """The run: model, subset, anchor and the recorded path. ``samples``: images, where something will need them."""
@@ -165,7 +156,7 @@ class Recorder:
             self._check_end()
             assert listed is not None
             ended = self._store.end()
-            self._check_fit(ended.error)
+            check_all(ended.error, low=self._low)
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
         except BaseException:
             self.close()
@@ -189,20 +180,13 @@ class Recorder:
 
     def _entered(self, ids: Any, targets: Tensor) -> Part:
         names, targets = names_and_targets(ids, targets)
-        soft, visitors = targets.is_floating_point(), self._visitors
-        if (targets.dim() != (2 if soft else 1)) or (self.steps + len(self._pending) and soft != visitors.soft):
-            raise InputError(
-                f"targets must be labels (B,) of integers, or soft targets (B, C), the same kind in all batches; got "
-                f"{targets.dtype} {tuple(targets.shape)}."
-            )
-        visitors.soft = soft
         if self._versions() != self._version:
             raise InputError(
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
             )
-        positions, again = visitors.arrive(names, targets)
-        self._epoch_due |= again
+        positions, again = self._visitors.arrive(names, targets)
+        self._epoch_due |= again and not self._told
         return Part(positions, targets)
 
     def _saw_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -261,10 +245,7 @@ class Recorder:
 
     def _look_closely(self) -> None:
         bias = None if self._head.bias is None else self._parameters[self._head.bias]
-        if list(map(id, members(self._optimizer))) != list(map(id, self._members)):
-            raise InputError("the optimiser has other parameters than at the start (add_param_group): that cannot be recorded")
-        if any(each.grad is not None for each in self._others):
-            raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
+        self._live.check()
         if self._versions() != self._version:
             raise InputError("the tuned parameters were changed before the step, by something else than this optimiser")
         if bias is not None and bias.grad is None and self._pending:
@@ -278,12 +259,13 @@ class Recorder:
 
     def _prepare(self, parts: list[Part]) -> Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
-        scaled = getattr(self._optimizer, "grad_scale", None)
+        scaled = getattr(self._live.optimizer, "grad_scale", None)
         seen = measured(parts, self._head.layer, self._recognised_loss(), usual=self._usual, scaled=scaled)
         if self.steps == 0:
-            self._check_first(float(seen.error), float(seen.live.norm()))
+            check_first(seen, low=self._low)
         self._usual = seen.usual
         soft = torch.cat([part.targets for part in parts]) if self._visitors.soft else None
+        self._store.leave(self._live.skipped(self._parameters, self._store.kept))
         self._store.open(parts[0], soft=soft is not None)
         if self._epoch_due:
             self._store.epoch()
@@ -294,7 +276,7 @@ class Recorder:
             positions=torch.cat([part.positions for part in parts]),
             counts=[len(part.positions) for part in parts],
             targets=soft,
-            numbers=numbers_of(self._optimizer),
+            numbers=numbers_of(self._live.optimizer),
             tensors=tensors,
         )
 
@@ -326,8 +308,6 @@ class Recorder:
         if self._loss is None:
             weight, soft = self._head.layer.weight, self._visitors.soft
             self._loss = recognised(self._given_loss, weight.shape[0], soft=soft, like=weight)
-            if self._loss.name == OWN:
-                self._fingerprint = fingerprint(self._loss, weight.shape[0], soft=soft, like=weight)
         return self._loss
 
     def _versions(self) -> tuple[int, ...]:
@@ -347,14 +327,6 @@ class Recorder:
             stacklevel=3,
         )
 
-    def _check_first(self, error: float, length: float) -> None:
-        if error > FIT * (10 if self._low else 1) and length > 0:
-            self._fail(
-                f"the gradient that reached the head's weight is not that of loss(logits, targets): {100 * error:.0f} % of it is "
-                "something else. loss must be the mean loss that the loop uses, its targets those given to batch(), and nothing "
-                "may follow the head (a factor, a second head, a penalty on its weight)"
-            )
-
     def _check_end(self) -> None:
         if self._broken is not None:
             raise InputError(f"This training could not be recorded: {self._broken.rstrip('.')}.")
@@ -368,32 +340,27 @@ class Recorder:
                 "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
                 "optimiser, a loaded checkpoint, averaged weights): the recorded path does not lead to them."
             )
+        if not self._told:
+            self._visitors.check_epochs(self.epochs)
         if waiting:
             warnings.warn(
                 f"{waiting} batches at the end had no step of the optimiser: they are not part of the recorded path.",
                 stacklevel=3,
             )
 
-    def _check_fit(self, middle: float) -> None:
-        if middle > FIT * (10 if self._low else 1):
-            raise InputError(
-                f"The gradients that reached the head are not those of the loss given: {100 * middle:.0f} % of them is something "
-                "else. A replay by this record would not follow the training."
-            )
-
     def _facts(self, ended: Ended) -> TraceFacts:
         loss, head, kept = self._recognised_loss(), self._head, self._store.kept
-        before = self._buffers
+        weight, soft, before = head.layer.weight, self._visitors.soft, self._buffers
         moved = [name for name, now in self.model.named_buffers() if name not in before or not torch.equal(now, before[name])]
         return TraceFacts(
-            classes=head.layer.weight.shape[0],
-            features=head.layer.weight.shape[1],
+            classes=weight.shape[0],
+            features=weight.shape[1],
             head_weight=head.weight,
             head_bias=head.bias,
             body=kept,
             left=tuple(name for name in head.body if name not in set(kept)),
-            optimizer=type(self._optimizer).__name__,
-            groups=recorded_groups(self._optimizer, self._names),
+            optimizer=type(self._live.optimizer).__name__,
+            groups=recorded_groups(self._live.optimizer, self._live.names),
             penalty=0.0,
             loss=loss.name,
             smoothing=loss.smoothing,
@@ -401,7 +368,7 @@ class Recorder:
             trained=tensor_digest(self.subset.get()),
             average=self._average,
             max_norm=ended.max_norm,
-            fingerprint=self._fingerprint,
+            fingerprint=fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None,
             buffers=tuple(moved),
             mode="recorded",
         )

@@ -30,9 +30,11 @@ class Run:
     ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was made or loaded without
     its data; what needs images then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
     the path of the fine-tuning, where it was recorded. ``data_facts``: what the folder of a loaded run says of its data (counts,
-    class names, digests), which is all that is known of it where there are no samples. ``pretrained``: the weights outside the
-    subset before any training on these samples, as tensors or digests by their names in the state_dict; ``fit`` and ``record``
-    note them where the model has no card that does. Where they are unknown, no verdict says that the samples were forgotten.
+    class names, digests), which is all that is known of it where there are no samples. ``key``: of the digests that stand for ids
+    and hidden class names in its folder, where there are any; it is kept beside the folder, not in it. ``pretrained``: the
+    weights outside the subset before any training on these samples, tensors or digests by name in the state_dict; ``fit`` and
+    ``record`` note them where the model has no card that does. Where they are unknown, no verdict says that the samples were
+    forgotten.
     """
 
     model: nn.Module
@@ -45,6 +47,7 @@ class Run:
     trace: Trace | None = None
     data_facts: dict[str, Any] | None = None
     pretrained: Mapping[str, Tensor | str] | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.subset.model is not self.model:

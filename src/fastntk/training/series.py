@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError
 
+Dtype = Literal["float16", "float32", "float64", "int32"]
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int32)}
 
 

@@ -14,15 +14,17 @@ import dataclasses
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError, listing
+from fastntk.base.schema import AtLeastZero, Count, Fraction, Positive, parse
 from fastntk.data import Samples
-from fastntk.training.losses import OWN, LossFunction, PathLoss, fingerprint
+from fastntk.training.losses import NAMES, OWN, LossFunction, PathLoss, fingerprint
 from fastntk.training.optimizers import Group
 from fastntk.training.series import Series
 from fastntk.tuning import Subset
@@ -44,23 +46,23 @@ class TraceFacts:
     of the user's, "fit" by a recipe.
     """
 
-    classes: int
-    features: int
+    classes: Positive
+    features: Positive
     head_weight: str
     head_bias: str | None
     body: tuple[str, ...]
     left: tuple[str, ...]
     optimizer: str
-    groups: tuple[Group, ...]
-    penalty: float
-    loss: str
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1)]
+    penalty: AtLeastZero
+    loss: Annotated[str, Meta(pattern=f"^({'|'.join((*NAMES, OWN))})$")]
     anchor: str
     trained: str
-    requests: int = 0
-    drift: float = 0.0
-    smoothing: float = 0.0
+    requests: Count = 0
+    drift: AtLeastZero = 0.0
+    smoothing: Fraction = 0.0
     average: Literal["batch", "step"] = "batch"
-    max_norm: float | None = None
+    max_norm: AtLeastZero | None = None
     fingerprint: tuple[float, ...] | None = None
     buffers: tuple[str, ...] = ()
     mode: Literal["fit", "recorded"] = "fit"
@@ -71,11 +73,8 @@ class TraceFacts:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> TraceFacts:
-        """The way back from JSON."""
-        tuples = {name: tuple(stored[name]) for name in ("body", "left", "buffers")}
-        groups = tuple(Group.from_dict(group) for group in stored["groups"])
-        known = stored["fingerprint"]
-        return cls(**{**stored, **tuples, "groups": groups, "fingerprint": None if known is None else tuple(known)})
+        """The way back from JSON; refuses what are no facts."""
+        return parse(stored, cls, what="facts", complete=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +243,8 @@ class Trace:
             raise InputError(
                 f"This trace is of another run: it has other tuned parameters ({listing(sorted(named ^ set(subset.names)))})."
             )
+        if tuple(subset.parameters[facts.head_weight].shape) != (facts.classes, facts.features):
+            raise InputError(f"This trace is of another run: its head has {facts.classes} classes and {facts.features} features.")
         for what, known, present in (("anchor", facts.anchor, anchor), ("trained weights", facts.trained, subset.get())):
             if tensor_digest(present) != known:
                 raise InputError(

@@ -11,23 +11,57 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import safetensors
 import safetensors.torch
 import torch
+from msgspec import Meta
+from torch import Tensor
 
 from fastntk.base.digest import file_digest, json_digest
 from fastntk.base.errors import InputError, listing
+from fastntk.base.schema import Count, Sha256, parse, read_json
 from fastntk.data import Samples
-from fastntk.training.series import DTYPES, Series
+from fastntk.training.series import DTYPES, Dtype, Series
 from fastntk.training.trace import Trace, TraceFacts
 
 FORMAT = "fastntk-trace/2"
 HEADER = "trace.json"
 STEPS = "steps.safetensors"
 LISTED = "listed.json"
+SERIES = ("samples", "features", "gradients", "weights", "targets")
+WHOLE = ("bounds", "epoch_steps", "parts")
+"""Of the parts of a few numbers a step, those that are whole numbers."""
 _ADVICE = "Copy it again from where it is whole; without a trace, unlearn by another method or fine-tune again."
+
+
+class FileEntry(TypedDict):
+    """Size and digest of a file; of a file of rows also what is in it."""
+
+    bytes: Count
+    sha256: Sha256
+    rows: NotRequired[Count]
+    shape: NotRequired[Annotated[list[Count], Meta(max_length=8)]]
+    dtype: NotRequired[Dtype]
+
+
+class Header(TypedDict):
+    """The file ``trace.json``."""
+
+    format: Literal["fastntk-trace/2"]
+    facts: TraceFacts
+    files: dict[str, FileEntry]
+    seal: Sha256
+
+
+class Listed(TypedDict):
+    """The file ``listed.json``."""
+
+    ids: list[str]
+    labels: list[Count]
+    classes: list[str] | None
+    num_classes: Count
 
 
 def seal_trace(trace: Trace, folder: Path, digests: dict[str, str]) -> str:
@@ -78,18 +112,11 @@ def read_trace(folder: Path, *, verify: bool = True) -> Trace:
     files = header["files"]
     for name, expected in files.items():
         _check_file(folder / name, expected, verify=verify)
-    small = safetensors.torch.load_file(folder / STEPS)
-    entries = json.loads((folder / LISTED).read_text("utf-8"))
-    listed = Samples(torch.empty(len(entries["ids"]), 0), entries["labels"], ids=entries["ids"], classes=entries["classes"])
-    listed = listed.counting(entries["num_classes"])
-    series: dict[str, Series] = {}
-    for name, facts in files.items():
-        if name.endswith(".bin"):
-            shape, kind = tuple(facts["shape"]), DTYPES[facts["dtype"]]
-            series[name.removesuffix(".bin")] = Series(facts["rows"], shape, kind, folder / name)
+    small = _small(folder / STEPS)
+    series = {name: _series(folder / f"{name}.bin", files[f"{name}.bin"]) for name in SERIES if f"{name}.bin" in files}
     trace = Trace(
-        facts=TraceFacts.from_dict(header["facts"]),
-        listed=listed,
+        facts=header["facts"],
+        listed=_listed(folder / LISTED, header["facts"]),
         bounds=small["bounds"],
         rates=small["rates"],
         clips=small["clips"],
@@ -109,27 +136,73 @@ def read_trace(folder: Path, *, verify: bool = True) -> Trace:
     return trace
 
 
-def _header(folder: Path) -> dict[str, Any]:
-    path = folder / HEADER
+def trace_files(folder: Path) -> list[str]:
+    """Names of the files that belong to the trace in a folder."""
+    return [HEADER, *_header(folder)["files"]]
+
+
+def _small(path: Path) -> dict[str, Tensor]:
+    """The parts of a few numbers a step, of the kinds they should have."""
     try:
-        header = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no trace: {HEADER} is missing. {_ADVICE}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}. {_ADVICE}") from error
+        small = safetensors.torch.load(path.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is not a safetensors file: {error}. {_ADVICE}") from error
+    absent = [name for name in ("bounds", "rates", "clips", "epoch_steps") if name not in small]
+    odd = [name for name, part in small.items() if part.is_floating_point() == (name in WHOLE) or part.numel() == 0]
+    odd += [name for name in ("rates", "clips", "shares") if name in small and not bool(small[name].isfinite().all())]
+    if absent or odd:
+        raise InputError(f"{path}: expected whole or finite numbers of every step, not so {listing(absent + odd)}. {_ADVICE}")
+    return small
+
+
+def _listed(path: Path, facts: TraceFacts) -> Samples:
+    """Ids, labels and class names, with inputs of no pixels."""
+    try:
+        entries = parse(read_json(path, most=2**30), Listed, what="the list")
+        if len(entries["labels"]) != len(entries["ids"]) or max(entries["num_classes"], *entries["labels"]) > facts.classes:
+            raise InputError(f"expected a label below {facts.classes} for each id")
+        nothing = torch.empty(len(entries["ids"]), 0)
+        listed = Samples(nothing, entries["labels"], ids=entries["ids"], classes=entries["classes"])
+        return listed.counting(entries["num_classes"])
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}. {_ADVICE}") from error
+
+
+def _series(path: Path, facts: FileEntry) -> Series:
+    """The rows of a file, whose size has to be theirs."""
+    if "rows" not in facts or "shape" not in facts or "dtype" not in facts:
+        raise InputError(f"{path.parent / HEADER} does not say what numbers are in {path.name}. {_ADVICE}")
+    series = Series(facts["rows"], tuple(facts["shape"]), DTYPES[facts["dtype"]], path)
+    if series.nbytes != facts["bytes"]:
+        raise InputError(f"{path} has {facts['bytes']} bytes, its rows would have {series.nbytes}. {_ADVICE}")
+    return series
+
+
+def _header(folder: Path) -> Header:
+    path = folder / HEADER
+    if not path.is_file():
+        raise InputError(f"{folder} holds no trace: {HEADER} is missing. {_ADVICE}")
+    try:
+        header = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}. {_ADVICE}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InputError(f"{path} is not a trace that this fastntk reads (its format is not {FORMAT!r}).")
     if header.get("seal") != json_digest({name: value for name, value in header.items() if name != "seal"}):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
+    try:
+        typed = parse(header, Header, what=HEADER)
+        TraceFacts.from_dict(header["facts"])  # none is left out
+    except InputError as error:
+        raise InputError(f"{path} is damaged, though its own digest matches: {error}. {_ADVICE}") from error
     names = {STEPS, LISTED, "samples.bin", "features.bin"}
-    known = names | {"gradients.bin", "weights.bin", "targets.bin"}
-    files = header["files"]
-    if not isinstance(files, dict) or not names <= set(files) <= known:
-        raise InputError(f"{path} lists other files than a trace has: {listing(sorted(set(files) ^ names))}.")
-    return header
+    files = set(typed["files"])
+    if not names <= files <= names | {f"{name}.bin" for name in SERIES}:
+        raise InputError(f"{path} lists other files than a trace has: {listing(sorted(files ^ names))}.")
+    return typed
 
 
-def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
+def _check_file(path: Path, expected: FileEntry, *, verify: bool) -> None:
     if not path.is_file():
         raise InputError(f"{path} is missing. {_ADVICE}")
     size = path.stat().st_size
@@ -145,6 +218,10 @@ def _check_counts(trace: Trace, folder: Path) -> None:
     fits = (
         len(trace.bounds) == steps + 1
         and len(trace.clips) == steps
+        and len(trace.epoch_steps) >= 1
+        and trace.samples.dtype == torch.int32
+        and trace.samples.shape == ()
+        and all(series.dtype != torch.int32 for name, series in trace.series.items() if name != "samples")
         and all(part.shape == (steps, groups) for part in (trace.rates, *trace.varying.values()))
         and (trace.norms is None or len(trace.norms) == steps)
         and (trace.targets is None or (len(trace.targets) == visits and trace.targets.shape == (trace.facts.classes,)))

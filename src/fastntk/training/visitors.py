@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -36,12 +37,21 @@ class Visitors:
         self._places: dict[str, int] = {}
         self._labels: list[int] = []
         self._epoch: set[int] = set()
+        self._visits = self._all = 0
 
     def arrive(self, names: tuple[str, ...], targets: Tensor) -> tuple[Tensor, bool]:
-        """The positions of a batch, and whether it begins an epoch: most of it was here since the last one began.
+        """The positions of a batch, and whether it begins an epoch: most of it was here since the last one began, and as many
+        visits as there are samples have been, but for a last batch that was dropped.
 
-        Refused where a target is no class, or a sample's label is another one than before.
+        Refused where a target is no class, or of another kind or a sample's label another one than before.
         """
+        soft = targets.is_floating_point()
+        if (targets.dim() != (2 if soft else 1)) or (self._places and soft != self.soft):
+            raise InputError(
+                f"targets must be labels (B,) of integers, or soft targets (B, C), the same kind in all batches; got "
+                f"{targets.dtype} {tuple(targets.shape)}."
+            )
+        self.soft = soft
         labels = (targets.argmax(1) if self.soft else targets).tolist()
         wrong = [name for name, label in zip(names, labels) if not 0 <= label < self._classes]
         if wrong:
@@ -54,11 +64,25 @@ class Visitors:
             elif self._labels[place] != label and not self.soft:
                 raise InputError(f"sample {name!r} had the label {self._labels[place]} before and has {label} now.")
             positions.append(place)
-        again = 2 * sum(place in self._epoch for place in positions) > len(positions)
+        most = 2 * sum(place in self._epoch for place in positions) > len(positions)
+        again = most and self._visits + len(positions) > len(self._places)
         if again:
             self._epoch.clear()
+            self._visits = 0
         self._epoch.update(positions)
+        self._visits += len(positions)
+        self._all += len(positions)
         return torch.tensor(positions), again
+
+    def check_epochs(self, epochs: int) -> None:
+        """Warn where so many epochs were noticed, and the samples came at quite another rate."""
+        passes = self._all / max(1, len(self._places))
+        if not 0.75 * passes - 1 <= epochs <= 1.25 * passes + 1:
+            warnings.warn(
+                f"{epochs} epochs were noticed, but a sample was seen {passes:.1f} times on average: samples seem to be drawn "
+                "with replacement. Call recorder.epoch() where an epoch begins",
+                stacklevel=4,
+            )
 
     def listed(self, samples: Samples | None) -> tuple[Samples, Tensor | None]:
         """All of them as a trace lists them, and where each position is in that list (None: at its own place).

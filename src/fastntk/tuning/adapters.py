@@ -151,8 +151,8 @@ def attach_lora(
     """
     peft = import_optional("peft", extra="peft")
     size = LORA_RANK if rank is None else rank
-    if size < 1:
-        raise InputError(f"lora_rank must be ≥ 1, got {size}.")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InputError(f"lora_rank must be a whole number ≥ 1, got {size!r}.")
     chosen = _attention_layers(model) if targets is None else targets if isinstance(targets, str) else list(targets)
     config = peft.LoraConfig(r=size, lora_alpha=size, target_modules=chosen, modules_to_save=None if head is None else [head])
     with torch.random.fork_rng(devices=[]):

@@ -44,9 +44,16 @@ def tune(
     (8) on ``lora_targets``, names as in peft's ``target_modules`` (every linear layer inside attention); ``seed`` draws it, and
     ``lora+head`` also lists the head in ``modules_to_save``.
     """
+    if not isinstance(spec, str):
+        raise InputError(f"spec must be text, a sum such as 'norm+head'; got {spec!r}.")
     terms = [term.strip() for term in spec.split("+")]
     if not all(terms):
         raise InputError(f"spec {spec!r} has an empty term: write a sum such as 'norm+head'.")
+    if "lora" not in terms and (lora_rank, lora_targets) != (None, None):
+        raise InputError(
+            f"lora_rank and lora_targets are of the term 'lora', which spec {spec!r} does not have: write {spec + '+lora'!r}, or "
+            "leave them out."
+        )
     adapted = bool(adapters_of(model))
     if adapted and (lora_rank, lora_targets) != (None, None):
         raise InputError(

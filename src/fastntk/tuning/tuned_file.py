@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fastntk.base.atomic import write_file
 from fastntk.base.errors import InputError, listing
+from fastntk.base.files import regular_file
 from fastntk.tuning.prompts import PROMPT_NAME, attach_prompts
 from fastntk.tuning.subset import Subset
 
@@ -33,7 +34,13 @@ def save_tuned(subset: Subset, path: str | Path, *, overwrite: bool = False) -> 
     parameters = {name for name, _ in subset.model.named_parameters()}
     buffers = {name: value for name, value in subset.model.state_dict().items() if name not in parameters}
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in {**subset.parameters, **buffers}.items()}
-    return write_file(Path(path), safetensors.torch.save(plain, metadata=MARK), overwrite=overwrite)
+    return write_file(Path(path), safetensors.torch.save(plain, metadata=MARK), overwrite=overwrite, replaceable=_check_ours)
+
+
+def _check_ours(path: Path) -> tuple[str, ...]:
+    """Refuse to replace what ``save_tuned`` did not write."""
+    _read(path)
+    return ()
 
 
 @torch.no_grad()
@@ -57,12 +64,11 @@ def load_tuned(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    regular_file(path, expected="a file written by fastntk.save_tuned")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: expected a file written by fastntk.save_tuned.") from None
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is not a safetensors file: {error}. Expected one written by fastntk.save_tuned.") from error
     if {name: metadata.get(name) for name in MARK} != MARK:

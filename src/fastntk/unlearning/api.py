@@ -13,28 +13,29 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastntk.base.device import with_float64
-from fastntk.base.digest import json_digest
+from fastntk.base.digest import json_digest, new_key
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size, duration
 from fastntk.data import ForgetRequest, Split
+from fastntk.data.duplicates import Check, find_copies
 from fastntk.models import device_of
 from fastntk.planning import Plan, Problem, Route, calibrate, disk_budget, make_plan, sizes_of, uncalibrated
 from fastntk.planning.problem import Rows, TraceSizes, without_images
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.tangent.on_disk import bytes_on_disk
-from fastntk.training.network import check_precision, working_copy
+from fastntk.training.network import check_finite, check_precision, working_copy
 from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import function_name
 from fastntk.unlearning.method import ROW_OPTIONS, Method, RowOptions, Task, recipe_of, trace_of
 from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import cannot_be_told, check_reason, outside_report, renew_statistics
-from fastntk.unlearning.result import Unlearned
+from fastntk.unlearning.result import Unlearned, ids_digest
 
 Names = Sequence[int | str] | None
 RETURNED = "As the training function returned them, with the rest of the model."
@@ -90,6 +91,7 @@ def plan(
     disk_budget: int | None = None,
     chunk: int | None = None,
     folder: str | Path | None = None,
+    duplicates: Check = "exact",
     **options: Any,
 ) -> Plan:
     """Estimate what forgetting these classes and ids would cost; BudgetError with advice where nothing fits.
@@ -97,6 +99,7 @@ def plan(
     ``method``: one or several; None means ``path-replay`` where there is a trace, and every method that works on rows.
     ``options``: those of the one method. Budgets are in bytes; None means 70 % of the memory available and 90 % of the free disk
     where the rows would go (``folder``, or the temporary folder). Without classes and ids, Retrain is counted with all samples.
+    ``Plan.copies``: samples that stay and are copies of some that go; ``duplicates="near"`` adds those that only look alike.
     """
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
@@ -110,10 +113,11 @@ def plan(
         each: each.checked(own | {name: value for name, value in shared.items() if name in each.options}) for each in methods
     }
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
+    copies = find_copies(run.samples, split, check=duplicates)
     result, _ = _plan(Task(run, split, row_options=RowOptions(**shared)), asked, measured=True)
     if not result.chosen:
         result.route(names[0])  # says why
-    return result
+    return replace(result, copies=copies)
 
 
 def _compared(run: Run) -> list[str]:
@@ -188,13 +192,15 @@ class Job:
         model = working_copy(origin) if outcome.model is None else outcome.model
         model.train(origin.model.training)
         origin.subset.on(model).set(vector)
+        check_finite(model, what=f"The model that {self.method.name} made")
+        key = (self.previous.key if self.previous else origin.key) or new_key()
         details = {
             "method": self.method.name,
             "devices": _devices(origin, self.method),
             "method_because": self.because,
             "summary": self.method.summary,
             "options": self._named_options(),
-            "request": _request_details(origin, task.split, self.previous),
+            "request": _request_details(origin, task.split, self.previous, key),
             **outcome.details,
             **(renew_statistics(origin, model, task.split) if outcome.model is None else {"batch_norm_statistics": RETURNED}),
             "outside_subset": self.outside if outcome.model is None else {"status": "retrained", "message": RETURNED},
@@ -212,6 +218,7 @@ class Job:
             details=details,
             linearisation=task.linearisation or self.known,
             trace=outcome.trace,
+            key=key,
         )
 
 
@@ -237,6 +244,7 @@ def prepare(
     assert isinstance(origin, Run)
     check_precision(origin.subset.parameters.items())
     check_reason(accept_outside)
+    check_finite(origin.model, what="The run's model")
     because = "it was asked for"
     if method is None:
         method, because = _planned_method(plan) if plan is not None else default_method(origin)
@@ -390,13 +398,13 @@ def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -
     return ForgetRequest(ids=tuple(run.listed.ids[i] for i in union)).resolve(run.listed, allow_empty=True)
 
 
-def _request_details(run: Run, split: Split, previous: Unlearned | None) -> dict[str, Any]:
-    """What was asked, without naming anybody: counts, classes and a digest of the ids."""
+def _request_details(run: Run, split: Split, previous: Unlearned | None, key: bytes) -> dict[str, Any]:
+    """What was asked, without naming anybody: counts, classes and a keyed digest of the ids."""
     return {
         "forget": len(split.forget),
         "retain": len(split.retain),
         "whole_classes": list(split.whole_classes),
-        "ids_digest": run.listed.subset(split.forget).ids_digest() if len(split.forget) else None,
+        "ids_digest": ids_digest(run.listed.subset(split.forget).ids, key) if len(split.forget) else None,
         "chained": previous is not None,
     }
 

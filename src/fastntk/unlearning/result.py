@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fastntk.base.digest import keyed_digest, new_key
 from fastntk.base.errors import InputError
 from fastntk.data import Samples, Split
 from fastntk.training.network import accuracy_on
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from fastntk.tangent.linearisation import Linearisation
 
 
+def ids_digest(ids: Iterable[str], key: bytes) -> str:
+    """The keyed digest of a set of ids."""
+    return keyed_digest(sorted(ids), key)
+
+
 @dataclass(frozen=True, eq=False)
 class Unlearned:
     """A model that was made to forget, and how.
@@ -26,7 +32,8 @@ class Unlearned:
     ``model``: a new module that shares no storage with the run's. ``delta`` (d,): its tuned parameters less those it
     started from (the run's, or the earlier result's where requests are chained). ``seconds``: wall time of the method.
     ``details``: JSON-able. ``split``: every sample forgotten so far, as indices into the run's samples. ``trace``: the path that
-    leads to it, of the retained samples, where the method walked one.
+    leads to it, of the retained samples, where the method walked one. ``key``: of the digests that stand for forgotten ids;
+    the run's own where it has one, else a new one.
     """
 
     run: Run
@@ -38,6 +45,11 @@ class Unlearned:
     details: dict[str, Any] = field(default_factory=dict)
     linearisation: Linearisation | None = None
     trace: Trace | None = None
+    key: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.run.key or new_key())
 
     @property
     def subset(self) -> Subset:
@@ -54,6 +66,11 @@ class Unlearned:
         """The samples that were asked to go, over all chained requests."""
         return self.run.listed.subset(self.split.forget)
 
+    @property
+    def ids_digest(self) -> str:
+        """A digest of the forgotten ids, in any order, that only the key's holder can try guesses on: ``verify_ids`` does."""
+        return ids_digest(self.forgotten.ids, self.key)
+
     def as_run(self) -> Run:
         """The run of the next request: the new model on the retained samples, with the new path where there is one.
 
@@ -62,8 +79,16 @@ class Unlearned:
         """
         samples = None if self.run.samples is None else self.retained
         subset = self.run.subset.on(self.model)
-        return dataclasses.replace(
-            self.run, model=self.model, subset=subset, samples=samples, history=(), trace=self.trace, data_facts=None
+        return Run(
+            self.model,
+            subset,
+            self.run.anchor,
+            samples,
+            recipe=self.run.recipe,
+            source=self.run.source,
+            trace=self.trace,
+            key=self.key,
+            pretrained=self.run.pretrained,
         )
 
     def accuracies(self) -> dict[str, dict[str, float]]:

@@ -7,6 +7,8 @@ import time
 import warnings
 from typing import Any
 
+from torch import Tensor
+
 from fastntk.training.trace import Trace
 from fastntk.unlearning.path_replay.judging import change, watched
 from fastntk.unlearning.path_replay.walking import Walk, Walker
@@ -18,6 +20,23 @@ WHOLE = 0.5
 """Share of all the model's weights that may be trained and left where they are."""
 CHECKED = 64
 """Samples of each set on which the network is asked whether it does what the replay said."""
+
+
+ALIKE = 0.75
+"""Share of images whose features should be nearer to their own recorded ones than to another sample's; by chance it is 0.5."""
+FEWEST = 16
+"""Images that are needed to tell."""
+
+
+def images_match(features: Tensor, recorded: Tensor, labels: Tensor) -> float | None:
+    """The share of samples whose ``features`` (k, H) are nearer to those ``recorded`` at their last visit than to those of the
+    next sample of their class; None where there are too few. Weights moved since, and images may have been augmented: so it is a
+    share and no equality."""
+    if len(labels) < FEWEST:
+        return None
+    order = labels.argsort(stable=True)
+    now, own = features[order].double(), recorded[order].double()
+    return float(((now - own).norm(dim=1) < (now - own.roll(1, 0)).norm(dim=1)).double().mean())
 
 
 def _replay_miss(walker: Walker, walk: Walk) -> float:
@@ -64,9 +83,16 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     drift = walker.trace.facts.drift
     if walk.size.depth and validate and walker.run.samples is not None:
         started = time.perf_counter()
-        errors, apart = _errors(walker, walk)
+        errors, apart, alike = _errors(walker, walk)
         walker.count("validity", started)
-        evidence["error"] = errors
+        evidence |= {"error": errors, "images_match": alike}
+        if alike is not None and alike < ALIKE:
+            warnings.warn(
+                f"path-replay: only {100 * alike:.0f} % of the images looked at have features nearer to those recorded for "
+                "them than to those of another sample of their class (half would by chance): these may be other images under the "
+                "same ids. Ids and labels were compared, pixels cannot be",
+                stacklevel=2,
+            )
         drift += apart
         if errors.get("retain", 0.0) > RETRAIN:
             reasons.append(f"the network does not follow the prediction (error {errors['retain']:.2f} on retained samples)")
@@ -83,9 +109,9 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     return dataclasses.replace(walk.trace, facts=facts), chain, verdict
 
 
-def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float]:
-    """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set; and the mean total
-    variation of actual and predicted answers on the retained ones."""
+def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float, float | None]:
+    """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set; the mean total variation of
+    actual and predicted answers on the retained ones; and whether these are the recorded images (:func:`images_match`)."""
     watch = watched(walker.trace, walker.split, most=CHECKED)
     theta = walker.run.subset.get()
     before, features = walker.network.features(theta, watch.positions)
@@ -95,4 +121,5 @@ def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float]:
     errors = {
         name: prediction_error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())
     }
-    return errors, change(after, said, watch)["retain"]
+    alike = images_match(features, watch.features, watch.labels)
+    return errors, change(after, said, watch)["retain"], alike

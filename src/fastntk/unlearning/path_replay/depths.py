@@ -112,4 +112,6 @@ def rungs(sizes: Sequence[DepthSize], budget: float, checkpoints: int, epochs: i
 
 
 def _why_left(requests: int) -> str:
-    return " (an earlier request left those parameters where they were)" if requests else " (they would have taken too much room)"
+    if requests:
+        return " (an earlier request left those parameters where they were)"
+    return " (they would have taken too much room, or had no gradient at some steps)"

@@ -213,7 +213,7 @@ class PathNetwork:
                         (share * self.trace.loss.mean(outputs[part], wanted[part]) for part, share in batches),
                         torch.zeros(()).to(outputs),
                     )
-                    gradients = torch.autograd.grad(loss, list(parameters.values()))
+                    gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             finally:
                 hook.remove()
         return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), seen[0].cpu()

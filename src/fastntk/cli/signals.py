@@ -1,0 +1,60 @@
+"""Signals that end a command: it leaves through the usual clean-up, so that no unfinished folder stays, and says what it wrote.
+
+Ctrl-C, a polite kill and the end of the terminal are treated alike. SIGKILL cannot be caught: what it leaves is swept by the
+next command that writes to the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from types import FrameType
+
+_SAME = 5.0
+"""Seconds within which a further signal is the same farewell: shell and system both announce the end of a terminal."""
+_first: list[float] = []
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked this process to end; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def catch_signals() -> None:
+    """Raise :class:`Ended` on SIGTERM and SIGHUP; one that is ignored (nohup) stays so."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    now = time.monotonic()
+    if _first and now - _first[-1] < _SAME:
+        return  # the clean-up is not to be interrupted
+    _first.append(now)
+    raise Ended(number)
+
+
+def exit_code(interrupt: BaseException) -> int:
+    """128 and the number of the signal; Ctrl-C is 2."""
+    return 128 + (interrupt.number if isinstance(interrupt, Ended) else int(signal.SIGINT))
+
+
+def say_interrupted(interrupt: BaseException) -> int:
+    """Say on standard error what was written or removed until now; return the exit code."""
+    from fastntk.base.atomic import changes
+
+    code, done = exit_code(interrupt), changes()
+    word = {130: "interrupted", 143: "terminated", 129: "the terminal went"}.get(code, "ended")
+    what = "nothing was changed" if not done else f"but not before this was complete: {'; '.join(done[:5])}"
+    if len(done) > 5:
+        what += f" (+{len(done) - 5} more)"
+    with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more
+        print(f"{word}, {what}", file=sys.stderr, flush=True)
+    return code

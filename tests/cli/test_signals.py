@@ -1,0 +1,106 @@
+"""Signals: a command that is asked to end cleans up, says what is true, and leaves with 128 + the signal's number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fastntk.cli import signals
+from fastntk.cli.app import app
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fastntk.base.atomic import new_folder, remove_folder
+from fastntk.cli import main
+from fastntk.cli.app import app
+
+def wait():
+    print("ready", flush=True)
+    time.sleep(60)
+
+@app.command()
+def hold(target: Path, stage: str) -> None:
+    with new_folder(target) as work:
+        (work / "weights").write_text("w")
+        if stage == "before":
+            wait()
+    if stage == "erased":
+        remove_folder(target)
+    wait()
+
+main()
+"""
+NUMBERS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "the terminal went": signal.SIGHUP}
+
+
+def held(target: Path, stage: str, *, ignoring: bool = False) -> subprocess.Popen[str]:
+    """A command that waits with its output unfinished, written or removed again."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "hold", str(target), stage],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=(lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignoring else None,  # type: ignore[arg-type, return-value]
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize("word", NUMBERS)
+@pytest.mark.parametrize("stage", ["before", "after", "erased"])
+def test_a_signal_cleans_up_and_says_what_is_true(word: str, stage: str, tmp_path: Path) -> None:
+    child = held(tmp_path / "out", stage)
+    child.send_signal(NUMBERS[word])
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 128 + NUMBERS[word]
+    done = {"before": "nothing was changed", "after": "out was written", "erased": "out was removed"}
+    assert errors.startswith(f"{word}, ")
+    assert errors.rstrip().endswith(done[stage])
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if stage == "after" else [])
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    child = held(tmp_path / "out", "before", ignoring=True)
+    child.send_signal(signal.SIGHUP)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM
+
+
+def test_a_terminal_that_is_gone_does_not_hinder_the_clean_up(tmp_path: Path) -> None:
+    child = held(tmp_path / "out", "before")
+    assert child.stderr is not None
+    assert child.stdout is not None
+    child.stderr.close()
+    child.stdout.close()
+    child.send_signal(signal.SIGHUP)
+    assert child.wait(timeout=60) == 128 + signal.SIGHUP
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_farewell_does_not_interrupt_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_first", [])
+    with pytest.raises(signals.Ended) as ended:
+        signals._end(signal.SIGHUP, None)
+    signals._end(signal.SIGHUP, None)
+    signals._end(signal.SIGTERM, None)
+    assert signals.exit_code(ended.value) == 129
+
+
+def test_leaving_a_question_by_ctrl_c_is_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(folder: Path) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("fastntk.cli.erase._confirm", asked)
+    monkeypatch.setattr("fastntk.cli.erase._check_ours", lambda folder: "run")
+    assert CliRunner().invoke(app, ["erase", str(tmp_path)]).exit_code == 130
+    assert os.path.isdir(tmp_path)
