@@ -161,7 +161,7 @@ def test_values_out_of_range_are_refused_with_all_the_ranges(
 
 def test_a_descent_that_diverges_says_what_to_lower() -> None:
     run = toy_run(dtype=torch.float32)
-    huge = dataclasses.replace(run.data, inputs=run.data.inputs * 1e38)
+    huge = fastntk.Samples(run.data.inputs * 1e38, run.data.labels, run.data.ids)
     with pytest.raises(InputError, match="it diverged"):
         fastntk.unlearn(dataclasses.replace(run, samples=huge), classes=[0], method="neggrad+", alpha=0.0)
 
