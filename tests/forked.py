@@ -1,4 +1,4 @@
-"""The command line in forked children of one process that imported everything: a command costs what it does, not seconds of torch.
+"""The command line in forked children of one process that imported everything: a command costs no seconds of torch.
 
 :class:`Server` starts that process; ``inside`` runs a command in it (which imports what the command needs), ``run`` in a child of
 its own: with a limit on time and memory, and where wanted killed after some seconds or at the n-th change of a file. One thread
@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fastntk.base.errors import InputError
 
 TESTS = Path(__file__).resolve().parent
 ADDRESSES = 8 << 30
@@ -174,7 +176,10 @@ def _child(order: dict[str, Any], functions: dict[str, Any], extra: Path) -> int
     loaded = None
     if code in (0, 3) and order["loaded"]:
         name, *arguments = order["loaded"]
-        loaded = functions[name](*arguments)
+        try:
+            loaded = functions[name](*arguments)
+        except InputError as error:  # the command read less of it than the function does
+            loaded = {"refused": str(error)}
     extra.write_text(json.dumps({"changes": changes, "loaded": loaded}))
     return code
 

@@ -1,4 +1,4 @@
-"""What a command had in hands, as digests that can be compared with those of the undamaged original; called in forked children."""
+"""What a command had in hands, as digests that can be compared with those of the original; called in forked children."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(path: str) -> dict[str, Any]:
     }
     run = load_run(path)
     trace = run.trace
-    known: dict[str, Any] = {name: None for name in ("ids", "labels", "classes", "numbers")}
+    known: dict[str, Any] = dict.fromkeys(("ids", "labels", "classes", "numbers"))
     if trace is not None:
         series = {name: tensor_digest(rows.read(0, len(rows))) for name, rows in trace.series.items()}
         small = {name: tensor_digest(part) for name, part in trace.small.items()}

@@ -1,4 +1,4 @@
-"""What is damaged: pictures in every format, a recorded run on them, a result with its audit, records of `reproduce`, archives."""
+"""What is damaged: pictures in every format, a recorded run on them, a result with its audit, records, archives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-from forked import Server
 from PIL import Image
+
+from forked import Server
 
 CLASSES = ("ape", "bee", "cat")
 EACH = 5

@@ -18,9 +18,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from forked import Outcome, Server, server
 from fuzz_cases import ALL, KINDS, Attempt
 from fuzz_material import make
+
+from forked import Outcome, Server, server
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 NAMES = [f"{kind}-{number}" for kind, (_, count) in KINDS.items() for number in range(count)]
@@ -73,8 +74,8 @@ class Bench:
 
     def _silently(self, attempt: Attempt, loaded: Any) -> list[str]:
         """What was accepted although it is not what it was."""
-        if loaded is None:
-            return ["accepted by the command and not by its reader"]
+        if "refused" in loaded:  # `info` builds no model, `report` reads no trace: whoever uses the rest refuses it
+            return []
         if attempt.check is not None:
             complaint = attempt.check(loaded)
             return [] if complaint is None else [complaint]
