@@ -90,9 +90,7 @@ def relearning(record: Record, model: str = "unlearned") -> Relearning | None:
     known = parse(entry, _Entry, what=f"audit.relearn.{model} of a record")
     epochs = known["cap"] if known["censored"] else known["epochs"]
     if epochs is None:
-        raise InputError(
-            f"audit.relearn.{model} of a record: expected epochs, since it is not censored. Run the experiment again."
-        )
+        raise InputError(f"audit.relearn.{model} of a record: expected epochs, since it is not censored. Run it again.")
     return Relearning(float(epochs), known["censored"], known["cap"])
 
 
