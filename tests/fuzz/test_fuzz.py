@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fuzz_cases import ALL, KINDS, Attempt
+from fuzz_cases import ALL, KINDS, TUNE, Attempt
 from fuzz_material import make
 
 from forked import Outcome, Server, server
@@ -57,6 +57,10 @@ class Bench:
         if not faults:
             shutil.rmtree(place)
         return f"{attempt.what} | fastntk {attempt.command[0]}", outcome, faults
+
+    def undamaged(self, command: list[Any]) -> Outcome:
+        """How a command ends that reads what is whole."""
+        return self._server.run(*command)
 
     def _faults(self, attempt: Attempt, outcome: Outcome) -> list[str]:
         faults = []
@@ -125,3 +129,10 @@ def test_every_case_is_refused_or_harmless(bench: Bench) -> None:
 
 def test_a_few_cases(bench: Bench) -> None:
     judge(bench, SMOKE)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "cifar.tar.gz", "cifar", "photos"])
+def test_what_is_undamaged_is_accepted(name: str, bench: Bench, tmp_path: Path) -> None:
+    source = f"cifar100:{bench.material / name}" if "cifar" in name else bench.material / name
+    outcome = bench.undamaged([*TUNE, "--data", source, "--out", tmp_path / "out"])
+    assert outcome.code == 0, outcome.printed
