@@ -262,7 +262,7 @@ def run() -> fastntk.Run:
     return fastntk.fit(model, fastntk.tune(model, "all"), samples, Recipe(epochs=2, batch_size=32, lr=1e-2))
 
 
-@pytest.mark.parametrize("budget", [45e6, 60e6, 75e6, 200e6, 4e9])
+@pytest.mark.parametrize("budget", [45e6, 75e6, 4e9])
 @pytest.mark.parametrize("rows", ["auto", "memory", "disk"])
 @pytest.mark.parametrize(("method", "options"), [("fast-ntk", {}), ("fast-ntk", {"form": "ridge"}), ("tangent-replay", {})])
 def test_a_plan_is_executed_and_never_refused_afterwards(
