@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-ABSENT = object()
+from json_places import ABSENT, changed, places, value_at
+
 DEEP: Any = 0
 for _ in range(90):
     DEEP = [DEEP]
@@ -15,7 +14,6 @@ HOSTILE: tuple[Any, ...] = (
     None, True, 0, -1, 1, 0.5, 1e308, -1e308, 2**31, 2**53 + 1, 2**63, 10**400, float("nan"), float("inf"), "", "x", "../../x",
     "\x00", "\ud800", "\x1b[2J", "9" * 5000, "/dev/zero", "2026-13-45", "0" * 64, [], {}, [[]], [0] * 1000, {"": 0}, DEEP,
 )  # fmt: skip
-Place = tuple[str | int, ...]
 
 
 def damaged(content: bytes, draw: Random) -> tuple[str, bytes]:
@@ -39,33 +37,13 @@ def damaged(content: bytes, draw: Random) -> tuple[str, bytes]:
     return f"{name} at {at}" + (f" of {length}" if name in ("extend", "zeros", "noise", "lost", "twice") else ""), kinds[name]()
 
 
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every field below a value; of a list the first and the last entry stand for all."""
-    if at:
-        yield at
-    if isinstance(value, dict):
-        for name in value:
-            yield from places(value[name], (*at, name))
-    elif isinstance(value, list) and value:
-        for number in sorted({0, len(value) - 1}):
-            yield from places(value[number], (*at, number))
-
-
 def edited(value: Any, draw: Random, *, spare: tuple[str, ...] = ()) -> tuple[str, Any]:
     """A copy with one field changed to something hostile or plausible, and which; ``spare``: top fields that stay."""
-    whole = copy.deepcopy(value)
-    at = draw.choice([place for place in places(value) if place[0] not in spare])
-    part = whole
-    for step in at[:-1]:
-        part = part[step]
-    old = part[at[-1]]
+    at = draw.choice([place for place in places(value, both_ends=True) if place[0] not in spare])
+    old = value_at(value, at)
     new = draw.choice((ABSENT, draw.choice(HOSTILE), draw.choice(HOSTILE), _plausible(old, draw), _plausible(old, draw)))
-    if new is ABSENT:
-        del part[at[-1]]
-    else:
-        part[at[-1]] = new
     text = "absent" if new is ABSENT else ascii(new)
-    return f"{'.'.join(map(str, at))} = {text if len(text) < 60 else text[:57] + '…'}", whole
+    return f"{'.'.join(map(str, at))} = {text if len(text) < 60 else text[:57] + '…'}", changed(value, at, new)
 
 
 def _plausible(old: Any, draw: Random) -> Any:
