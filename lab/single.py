@@ -98,7 +98,7 @@ def removal(experiment: Experiment, origin: Run, linearisation: Linearisation | 
         ids = [experiment.samples.ids[place]]
         options = own_seed(method, seed) | dict(method.options)
         result = unlearn(origin, ids=ids, method=method.method, linearisation=shared, **options)
-        details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "rows")
+        details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "request", "rows")
         methods[method.label] = figures(result.subset.get()) | {"wall": result.seconds, "details": details}
     return {
         "schema": REMOVAL,

@@ -32,7 +32,7 @@ TINY = replace(
     methods=(MethodRow("fast-ntk", "fast-ntk"), MethodRow("retrain", "retrain")),
     probes=False,
 )
-VARYING = ("environment", "wall", "cpu", "rows_wall")
+VARYING = ("environment", "wall", "cpu", "rows_wall", "record_sha256")
 
 
 def document(out: Path) -> str:

@@ -262,7 +262,7 @@ def run() -> fastntk.Run:
     return fastntk.fit(model, fastntk.tune(model, "all"), samples, Recipe(epochs=2, batch_size=32, lr=1e-2))
 
 
-@pytest.mark.parametrize("budget", [45e6, 60e6, 75e6, 200e6, 4e9])
+@pytest.mark.parametrize("budget", [45e6, 75e6, 4e9])
 @pytest.mark.parametrize("rows", ["auto", "memory", "disk"])
 @pytest.mark.parametrize(("method", "options"), [("fast-ntk", {}), ("fast-ntk", {"form": "ridge"}), ("tangent-replay", {})])
 def test_a_plan_is_executed_and_never_refused_afterwards(
@@ -370,7 +370,7 @@ with scratch_folder(Path({str(tmp_path)!r}), SCRATCH) as folder:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())  # beside it lies its lock, which nobody holds
     assert left.stat().st_mode & 0o077 == 0
     fastntk.unlearn(run, method="fast-ntk", ids=[0], rows="disk", scratch=tmp_path, form="ridge")
     assert not list(tmp_path.iterdir())

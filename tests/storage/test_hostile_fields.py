@@ -3,10 +3,9 @@ value, is refused by InputError, or accepted only where the value is one that th
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from fastntk.storage.manifest import MANIFEST, SEAL, seal
 from fastntk.storage.results import load_result, save_result
 from fastntk.storage.runs import load_run
 from fastntk.training.trace_folder import HEADER
+from json_places import ABSENT, Place, changed, places
 
-ABSENT = object()
 DEEP: Any = "bottom"
 for _ in range(200):
     DEEP = [DEEP]
@@ -47,31 +46,6 @@ HOSTILE: dict[str, Any] = {
     "empty object": {},
     "deep": DEEP,
 }
-Place = tuple[str | int, ...]
-
-
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every field below a value; of a list the first entry stands for all."""
-    if at:
-        yield at
-    if isinstance(value, dict):
-        for name in value:
-            yield from places(value[name], (*at, name))
-    elif isinstance(value, list) and value:
-        yield from places(value[0], (*at, 0))
-
-
-def changed(value: Any, at: Place, to: Any) -> Any:
-    """A copy with another value at a place."""
-    whole = copy.deepcopy(value)
-    part = whole
-    for step in at[:-1]:
-        part = part[step]
-    if to is ABSENT:
-        del part[at[-1]]
-    else:
-        part[at[-1]] = to
-    return whole
 
 
 def network() -> nn.Module:

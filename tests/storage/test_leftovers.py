@@ -227,3 +227,18 @@ def test_changes_are_those_that_stand(tmp_path: Path) -> None:
     remove_folder(tmp_path / "gone")
     mine = [line for line in changes() if str(tmp_path) in line]
     assert mine == [f"{tmp_path / 'kept'} was written", f"{tmp_path / 'gone'} was removed"]
+
+
+def test_what_a_kill_leaves_of_the_first_try_is_swept(tmp_path: Path) -> None:
+    """Found by the kills of `report`: before any work a folder is made and removed to see whether that is allowed."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from fastntk.base import atomic
+Path.rmdir = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+atomic.check_output(Path({str(tmp_path / "page.html")!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert len(leftovers(tmp_path / "page.html")) == 1
+    write_file(tmp_path / "page.html", b"x")
+    assert names(tmp_path) == ["page.html"]

@@ -84,10 +84,10 @@ def check_output(target: Path, *, overwrite: bool = False, replaceable: Replacea
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"{target} cannot be made: no permission to write in {nearest}.")
     # The check above is not the last word (root's rights, special file systems): minutes of work are worth one try.
-    probe = _claim(nearest / target.name).path("tmp")
     try:
-        probe.mkdir()
-        probe.rmdir()
+        with _claimed(nearest / target.name) as claim:  # so that what a kill leaves of it is swept
+            claim.path("tmp").mkdir()
+            claim.path("tmp").rmdir()
     except OSError as error:
         raise InputError(f"{target} cannot be made: {nearest} refuses a new folder ({error.strerror}).") from error
     return going

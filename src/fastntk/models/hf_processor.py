@@ -27,17 +27,15 @@ _SQUARES, _OBLONGS = ((96, 96), (64, 64)), ((96, 64), (64, 96))
 
 def read_settings(transformers: Any, location: str, *, name: str) -> dict[str, Any] | None:
     """The settings of the processor saved with a model; None where there is none, an error where it cannot be used."""
+    for file in _saved(transformers, location):
+        refuse_code(_content(Path(file)), where=f"{name}: {Path(file).name}")
     try:
-        for file in _saved(transformers, location):
-            refuse_code(_content(Path(file)), where=f"{name}: {Path(file).name}")
         processor = transformers.AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
         settings: dict[str, Any] = json.loads(processor.to_json_string())
         settings["image_processor_type"] = type(processor).__name__  # the saved form leaves out which of the two it is
         process(Image.new("RGB", _SQUARES[0]), settings)
         normalisation(settings)
         interpolation(settings)
-    except InputError:
-        raise
     except Exception as error:  # transformers raises many kinds: wrong files, unknown classes, packages that are missing
         if isinstance(error, OSError) and not _saved(transformers, location):
             return None

@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from fastntk.base.errors import InputError
+from fastntk.base.schema import Count, parse
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import MethodRow, Request
 
@@ -39,6 +41,14 @@ class Relearning:
     epochs: float
     censored: bool
     cap: int
+
+
+class _Entry(TypedDict):
+    """What an audit says of a model's relearning."""
+
+    epochs: Count | None
+    censored: bool
+    cap: Count
 
 
 def read_records(seeds: Sequence[int], request: Request, row: MethodRow, *, folder: Path) -> list[Record]:
@@ -77,16 +87,25 @@ def relearning(record: Record, model: str = "unlearned") -> Relearning | None:
     entry = _part(record, "relearn", model)
     if entry is None:
         return None
-    return Relearning(float(entry["cap"] if entry["censored"] else entry["epochs"]), entry["censored"], entry["cap"])
+    known = parse(entry, _Entry, what=f"audit.relearn.{model} of a record")
+    epochs = known["cap"] if known["censored"] else known["epochs"]
+    if epochs is None:
+        raise InputError(f"audit.relearn.{model} of a record: expected epochs, since it is not censored. Run it again.")
+    return Relearning(float(epochs), known["censored"], known["cap"])
 
 
 def _number(record: Record, *names: str) -> float | None:
     value = _part(record, *names)
-    return None if value is None else float(value)
+    return None if value is None else float(parse(value, float, what=f"audit.{'.'.join(names)} of a record"))
 
 
 def _part(record: Record, *names: str) -> Any:
     value: Any = record["audit"]
-    for name in names:
-        value = None if value is None else value.get(name)
+    for number, name in enumerate(names):
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            place = ".".join(("audit", *names[:number]))
+            raise InputError(f"{place} of a record: expected an object, found {type(value).__name__}. Run the experiment again.")
+        value = value.get(name)
     return value

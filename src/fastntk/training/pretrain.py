@@ -8,8 +8,6 @@ anchor and a recorded recipe, and only that can be unlearned.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fastntk.base.atomic import write_file
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.base.progress import track
@@ -159,12 +158,4 @@ def _write(model: nn.Module, target: Path, *, record: dict[str, object]) -> None
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     # One metadata entry only: safetensors writes several in an order that differs from run to run.
     content = save(tensors, metadata={"fastntk": json.dumps(record, sort_keys=True)})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(partial, 0o644)
-        os.replace(partial, target)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    write_file(target, content, overwrite=True)
