@@ -105,6 +105,9 @@ RUN_MAY: dict[str, set[str]] = {
     "recipe.lr": {"fraction"},
     "recipe.weight_decay": {"fraction"},
     "history": {"empty list"},
+    "pretrained": {"null", "absent", "empty object"},  # less is then known, and no verdict gets better
+    "pretrained.1.weight": {"absent"},
+    "pretrained.1.bias": {"absent"},
     "history.0": {"absent", "empty object"},
     "history.0.epoch": {"absent"},
     "history.0.loss": {"absent", "minus one", "fraction", "vast float"},
