@@ -37,7 +37,7 @@ from fastntk.unlearning.registry import METHODS
 
 if TYPE_CHECKING:
     from fastntk.unlearning import Unlearned
-    from fastntk.unlearning.api import Job
+    from fastntk.unlearning.job import Job
 
 
 def unlearn(
