@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import fastntk
 from fastntk.auditing.record import sealed
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
+from fastntk.base.schema import read_json
 from fastntk.cli.app import app
 from fastntk.report import read_record
 from fastntk.storage.manifest import MANIFEST, SEAL, seal
@@ -302,3 +305,16 @@ def test_texts_that_are_refused_as_json(text: str, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(InputError, match=r"manifest\.json cannot be read"):
         load_run(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_unopened(tmp_path: Path) -> None:
+    """Opening it would wait for ever: the alarm then ends the test."""
+    os.mkfifo(tmp_path / HEADER)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(20)
+    try:
+        with pytest.raises(InputError, match="is a pipe, not a regular file"):
+            read_json(tmp_path / HEADER)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -42,8 +42,11 @@ def regular_file(path: Path, *, expected: str, most: int | None = None) -> Path:
 
 def read_bytes(path: Path, *, expected: str, most: int) -> bytes:
     """Return what a regular file of at most ``most`` bytes holds."""
-    with regular_file(path, expected=expected, most=most).open("rb") as stream:
-        content = stream.read(most + 1)
+    try:
+        with regular_file(path, expected=expected, most=most).open("rb") as stream:
+            content = stream.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read as {expected}: {error.strerror or error}.") from error
     if len(content) > most:  # it grew, or its file system tells no sizes
         raise InputError(f"{path} has more than {byte_size(most)}: expected {expected}.")
     return content
@@ -53,5 +56,5 @@ def read_text(path: Path, *, expected: str, most: int = TEXT_BYTES) -> str:
     """Return a text file in UTF-8, without a byte-order mark, with line ends as they are."""
     try:
         return read_bytes(path, expected=expected, most=most).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise InputError(f"{path} cannot be read as {expected}: {error}.") from error

@@ -12,9 +12,7 @@ import dataclasses
 import datetime
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -23,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from fastntk.base.errors import InputError
+from fastntk.base.files import read_bytes
 
 MAX_BYTES = 2**28
 MAX_DEPTH = 64
@@ -67,16 +66,13 @@ _WORDS = {
 def read_json(path: Path, *, what: str = "JSON", most: int = MAX_BYTES) -> Any:
     """The value in a JSON file that may be hostile; refused with the file's name, as ``what`` it cannot be read."""
     try:
-        with path.open("rb") as stream:
-            facts = os.fstat(stream.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise InputError("it is no plain file")
-            if facts.st_size > most:
-                raise InputError(f"it has {facts.st_size:,} bytes, more than the {most:,} that are read")
-            return parse_json(stream.read(most + 1))
-    except (OSError, InputError) as error:
-        reason = (error.strerror or error) if isinstance(error, OSError) else error
-        raise InputError(f"{path} cannot be read as {what}: {str(reason).rstrip('.')}") from error
+        content = read_bytes(path, expected=what, most=most)
+    except InputError as error:
+        raise InputError(str(error).rstrip(".")) from error  # a part of its caller's sentence
+    try:
+        return parse_json(content)
+    except InputError as error:
+        raise InputError(f"{path} cannot be read as {what}: {str(error).rstrip('.')}") from error
 
 
 def parse_json(data: bytes | str) -> Any:

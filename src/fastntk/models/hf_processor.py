@@ -106,7 +106,7 @@ def _three(value: float | list[float]) -> list[float]:
 def _content(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # transformers will say what is wrong with it
 
 
