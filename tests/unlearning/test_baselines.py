@@ -18,7 +18,6 @@ from fastntk.base.errors import InputError
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.unlearning import METHODS
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal, loss_importance
-from fastntk.unlearning.baselines.fisher import fisher, noise_deviation
 from fastntk.unlearning.baselines.push_away import MOST_EPOCHS
 from fastntk.unlearning.baselines.salun import forget_gradient, most_salient
 from fastntk.unlearning.baselines.scrub import divergence
@@ -141,7 +140,8 @@ WRONG = [
     ("neggrad+", "alpha", 1.1), ("neggrad+", "alpha", -0.1), ("scrub", "alpha", -1.0), ("scrub", "gamma", -1.0),
     ("scrub", "max_epochs", -1), ("ssd", "alpha", 0), ("ssd", "dampening", -1), ("ssd", "towards", "infinity"),
     ("salun", "share", 0), ("salun", "share", 1.2), ("salun", "alpha", float("inf")), ("fisher", "alpha", -1),
-    ("fisher", "clip", -1), ("fisher", "seed", 0.5),
+    ("fisher", "clip", -1), ("fisher", "seed", 0.5), ("fisher", "form", "book"), ("fisher", "class_rows", True),
+    ("salun", "order", "paired"), ("salun", "labels", "own"), ("ssd", "importance", "class"), ("ssd", "batch_size", 0),
 ]  # fmt: skip
 
 
@@ -307,26 +307,6 @@ def test_salun_moves_only_the_most_salient_parameters() -> None:
     assert torch.equal(before[~mask], after[~mask])
     assert bool((before[mask] != after[mask]).all())
     assert result.details["movable"] == int(mask.sum())
-
-
-def test_fisher_noise_has_the_formulas_deviation() -> None:
-    run, alpha, clip = toy_run(), 0.02, 0.06
-    task, theta, count = task_of(run, classes=[0]), run.subset.get(), 200
-    draws = torch.stack([fisher(task, alpha=alpha, clip=clip, seed=seed).vector - theta for seed in range(count)])
-    wanted = (alpha * fisher_by_hand(run, (run.data.labels != 0).nonzero().flatten()).pow(-0.25)).clamp(max=clip)
-    ratio = draws.square().mean(0) / wanted.square()
-    # Each ratio is χ²_200/200, of standard deviation √(2/200) = 0.1.
-    assert (ratio - 1).abs().max() < 5 * 0.1
-    assert abs(float(ratio.mean()) - 1) < 0.05
-    assert (draws.mean(0) / wanted).abs().max() < 5 / count**0.5
-    clipped = int((wanted == clip).sum())
-    assert 0 < clipped < len(wanted)
-    assert fastntk.unlearn(run, classes=[0], method="fisher", alpha=alpha, clip=clip).details["clipped"] == clipped
-
-
-def test_fisher_noise_where_the_data_says_nothing_is_the_clip() -> None:
-    assert noise_deviation(torch.tensor([0.0, 16.0]).double(), alpha=0.1, clip=0.5).tolist() == [0.5, pytest.approx(0.05)]
-    assert noise_deviation(torch.tensor([0.0, 16.0]).double(), alpha=0.0, clip=0.5).tolist() == [0.0, 0.0]
 
 
 # What they are for

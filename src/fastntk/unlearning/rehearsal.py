@@ -31,6 +31,7 @@ from fastntk.data import ForgetRequest, Samples
 from fastntk.training.fitting import fit
 from fastntk.training.network import predict, working_copy
 from fastntk.training.run import Run
+from fastntk.unlearning.reuse import share_between_trials
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,7 @@ def rehearse(
     subset = run.subset.on(model)
     subset.set(run.anchor)
     again = fit(model, subset, data.subset(trained.nonzero().flatten()), run.recipe, trace=run.trace is not None)
+    share_between_trials(again)
     return Rehearsal(
         origin=run,
         run=again,

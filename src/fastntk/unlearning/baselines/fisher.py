@@ -1,43 +1,113 @@
 """``fisher``, Fisher forgetting (Golatkar et al. 2020): noise where it costs the retained samples least.
 
-    w = θ + α·F^(−1/4)·ε,    ε ~ N(0, I),    F = diagonal Fisher of D_r,    α·F_j^(−1/4) ≤ clip
+    form="code":   w_j = μ_j + √v_j·ε_j,   v = α²·mean over a row of min(1/(F + 1e-8), cap),   ×10 for the head and for vectors
+    form="paper":  w_j = μ_j + α·F_j^(−1/4)·ε_j,                                               ε ~ N(0, I)
 
-D_f plays no part except that it is left out of F: what only D_f held in place is blurred most. The paper's α is (λσ²)^(1/4).
+F: the diagonal Fisher of D_r. μ = θ, but 0 in the head's rows of classes that go as a whole, with v = 1e-4 there. No deviation is
+above ``clip``. Besides those rows, D_f plays no part except that it is left out of F: what only D_f held in place is blurred most.
 """
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
+from fastntk.base.errors import InputError
 from fastntk.planning import Problem, Route
+from fastntk.training.run import Run
+from fastntk.tuning import find_head
 from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked
+from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked, one_of
+from fastntk.unlearning.reuse import computed_once
+
+Form = Literal["code", "paper"]
+ClassRows = Literal["zero", "noise"]
+
+FLOOR, CAP, HEAD_CAP = 1e-8, 1e3, 1e2
+"""Of the code's form: what is added to F, the largest 1/F, and that of the head."""
+LOUDER = 10.0
+"""How many times larger the code's form makes the variance of the head and of vectors (norms, biases)."""
+ROW_VARIANCE = 1e-4
+"""Of a forgotten class's row in the head."""
 
 
-def fisher(task: Task, *, alpha: float = 5e-2, clip: float = 0.5, seed: int = 0) -> Outcome:
-    """``alpha``: size of the noise; ``clip``: its largest standard deviation, that of parameters D_r says nothing about.
+def fisher(
+    task: Task,
+    *,
+    alpha: float = 1e-3,
+    form: Form = "code",
+    class_rows: ClassRows = "zero",
+    clip: float = 0.5,
+    seed: int = 0,
+) -> Outcome:
+    """``alpha``: size of the noise; ``clip``: its largest standard deviation. ``class_rows="zero"`` puts noise around 0 in place
+    of the head's rows of classes that go as a whole (single samples have no row); ``"noise"`` treats them as the others.
 
     An empty request moves nothing, though the formula would add noise all the same: nobody asked for it.
     """
-    ranges = {"alpha": NOT_NEGATIVE, "clip": NOT_NEGATIVE, "seed": COUNT_OR_NONE}
+    ranges = {
+        "alpha": NOT_NEGATIVE,
+        "form": one_of(get_args(Form)),
+        "class_rows": one_of(get_args(ClassRows)),
+        "clip": NOT_NEGATIVE,
+        "seed": COUNT_OR_NONE,
+    }
     options = checked("fisher", ranges, locals())
     if not len(task.split.forget):
         return unmoved(task, options)
-    diagonal = fisher_diagonal(task, task.split.retain, description="Fisher of the retained samples")
-    deviation = noise_deviation(diagonal, alpha=alpha, clip=clip)
-    noise = torch.randn(len(diagonal), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    theta = task.run.subset.get().cpu()
-    details = {"mean_deviation": float(deviation.mean()), "clipped": int((deviation >= clip).sum())}
-    return Outcome(theta + (deviation * noise).to(theta), options | details)
+    description = "Fisher of the retained samples"
+    diagonal = computed_once(task, "fisher", lambda: fisher_diagonal(task, task.split.retain, description=description))
+    run, gone = task.run, list(task.split.whole_classes) if class_rows == "zero" else []
+    rows = class_row_positions(run, gone)
+    deviation = noise_deviation(diagonal.value, run, alpha=alpha, form=form)
+    deviation[rows] = (ROW_VARIANCE * (LOUDER if form == "code" else 1.0)) ** 0.5
+    deviation = deviation.clamp(max=clip)
+    noise = torch.randn(len(deviation), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mean = run.subset.get().cpu()
+    mean[rows] = 0.0
+    details = {
+        "mean_deviation": float(deviation.mean()),
+        "clipped": int((deviation >= clip).sum()),
+        "zeroed": len(rows),
+    }
+    return Outcome(mean + (deviation * noise).to(mean), options | details | diagonal.details("fisher"))
 
 
-def noise_deviation(diagonal: Tensor, *, alpha: float, clip: float) -> Tensor:
-    """min(α·F^(−1/4), clip), (d,); parameters with F = 0 get the clip, unless α is 0."""
-    return (alpha * diagonal.clamp(min=torch.finfo(diagonal.dtype).tiny).pow(-0.25)).clamp(max=clip)
+def noise_deviation(diagonal: Tensor, run: Run, *, alpha: float, form: Form) -> Tensor:
+    """Standard deviations by the form, (d,), before the clip and the rows of classes; infinite where F = 0 in the paper's."""
+    if form == "paper":
+        return torch.zeros_like(diagonal) if alpha == 0 else alpha * diagonal.pow(-0.25)
+    head = head_names(run)
+    parts = []
+    for name, part in run.subset.split(diagonal).items():
+        variance = (1.0 / (part + FLOOR)).clamp(max=HEAD_CAP if name in head else CAP)
+        if variance.ndim > 1:
+            variance = variance.mean(1, keepdim=True).expand_as(variance)
+        louder = LOUDER if name in head or part.ndim == 1 else 1.0
+        parts.append((louder * variance).sqrt().reshape(-1))
+    return alpha * torch.cat(parts)
+
+
+def head_names(run: Run) -> set[str]:
+    """Names of the tuned parameters that have a row for each class: those of the head; none where no head is found."""
+    try:
+        name, _ = find_head(run.model)
+    except InputError:
+        return set()
+    prefix = f"{name}." if name else ""
+    return {f"{prefix}weight", f"{prefix}bias"} & set(run.subset.names)
+
+
+def class_row_positions(run: Run, classes: list[int]) -> Tensor:
+    """Where the head's rows of these classes lie in the tuned vector, ascending."""
+    positions = run.subset.split(torch.arange(run.subset.numel))
+    rows = [positions[name][classes].reshape(-1) for name in sorted(head_names(run))]
+    return torch.cat([torch.empty(0, dtype=torch.long), *rows]).sort().values
 
 
 def _cost(problem: Problem) -> list[Route]:
@@ -50,5 +120,10 @@ METHOD = Method(
     run=fisher,
     cost=_cost,
     needs=frozenset({"engine", "images"}),
-    search_space={"alpha": (1e-2, 2e-2, 5e-2, 1e-1, 2e-1), "clip": (0.1, 0.2, 0.5, 1.0)},
+    search_space={
+        "alpha": (1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 2e-2),
+        "form": ("code", "paper"),
+        "class_rows": ("zero", "noise"),
+        "clip": (0.05, 0.5),
+    },
 )

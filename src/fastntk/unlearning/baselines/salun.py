@@ -1,12 +1,16 @@
 """``salun`` (Fan et al. 2024): random labels for what goes, learned only by the parameters that matter most for it.
 
 m_j = 1 for the share of parameters with the largest |∂L_f/∂w_j| at θ, else 0
-min_w  E_f[ℓ(w; x, y')] + α·E_r[ℓ(w; x, y)]  over the parameters with m_j = 1,     y' ≠ y drawn uniformly
+an epoch:  a pass over D_f down ℓ(w; x, y'), then one over D_r down α·ℓ(w; x, y), both over the parameters with m_j = 1
+
+y' is drawn anew for every batch. ``order="mixed"`` makes one pass over the shuffled union of both instead.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,10 +19,14 @@ from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.planning import Problem, Route
 from fastntk.training.recipe import Schedule
-from fastntk.unlearning.baselines.common.costs import RATES, count_of, paired_passes
-from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, endless, unmoved
+from fastntk.unlearning.baselines.common.costs import RATES, count_of
+from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
+from fastntk.unlearning.baselines.common.importance import batch_gradients
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import NOT_NEGATIVE, SHARE, checked
+from fastntk.unlearning.ranges import NOT_NEGATIVE, SHARE, checked, one_of
+
+Order = Literal["passes", "mixed"]
+Labels = Literal["any", "other"]
 
 
 def salun(
@@ -26,6 +34,8 @@ def salun(
     *,
     share: float = 0.5,
     alpha: float = 1.0,
+    order: Order = "passes",
+    labels: Labels = "any",
     epochs: int = 2,
     lr: float = 2e-3,
     batch_size: int = 64,
@@ -33,37 +43,63 @@ def salun(
     seed: int = 0,
 ) -> Outcome:
     """``share``: of the tuned parameters, those that may move (0.5: above the median, as in the paper); ``alpha``: weight of
-    the retained samples' loss. An epoch is one pass over the retained samples, each batch paired with the next of the
-    forgotten ones under new labels. An empty request moves nothing.
+    the retained samples' loss, 0: they are left out. ``labels``: drawn from ``any`` class, the sample's own included (the
+    authors' code), or from the ``other`` ones (the paper's formula). An empty request moves nothing.
     """
-    options = checked("salun", {"share": SHARE, "alpha": NOT_NEGATIVE, **RANGES}, locals())
+    ranges = {"share": SHARE, "alpha": NOT_NEGATIVE, "order": one_of(get_args(Order)), "labels": one_of(get_args(Labels))}
+    options = checked("salun", ranges | RANGES, locals())
     if not len(task.split.forget):
         return unmoved(task, options)
     classes = task.run.data.num_classes
     if classes < 2:
         raise InputError("Method 'salun' needs another class to draw labels from; the data has only one.")
-    retain = task.split.retain
     mask = most_salient(forget_gradient(task, batch_size=batch_size), share)
-    steps = epochs * math.ceil(len(retain) / batch_size)
+    retain = task.split.retain if alpha > 0 else task.split.retain[:0]
+    steps = epochs * sum(math.ceil(count / batch_size) for count in _passes(len(task.split.forget), len(retain), order))
     descent = Descent(task, lr=lr, schedule=schedule, steps=steps, seed=seed, mask=mask)
-    forget = endless(task.split.forget, batch_size, descent.forget_draws)
+    least = 0 if labels == "any" else 1
     for _ in track(range(epochs), "salun"):
-        for batch in batches(retain, batch_size, descent.retain_draws):
-            forgotten = next(forget)
-            shift = torch.randint(1, classes, (len(forgotten),), generator=descent.forget_draws).to(descent.labels)
-            objective = descent.loss(forgotten, labels=(descent.labels[forgotten] + shift) % classes)
-            descent.step(objective + alpha * descent.loss(batch) if alpha > 0 else objective)
+        for batch in _epoch(descent, task.split.forget, retain, order=order, batch_size=batch_size):
+            goes = torch.isin(batch, task.split.forget)
+            shift = torch.randint(least, classes, (int(goes.sum()),), generator=descent.forget_draws).to(descent.labels)
+            wanted = descent.labels[batch].clone()
+            wanted[goes] = (wanted[goes] + shift) % classes
+            descent.step(_objective(descent, batch, wanted, goes, alpha=alpha))
     return descent.outcome(options | {"movable": int(mask.sum())})
+
+
+def _passes(forget: int, retain: int, order: Order) -> tuple[int, ...]:
+    """Samples of each pass of an epoch."""
+    return (forget, retain) if order == "passes" else (forget + retain,)
+
+
+def _epoch(descent: Descent, forget: Tensor, retain: Tensor, *, order: Order, batch_size: int) -> Iterator[Tensor]:
+    if order == "mixed":
+        yield from batches(torch.cat([forget, retain]), batch_size, descent.retain_draws)
+        return
+    yield from batches(forget, batch_size, descent.forget_draws)
+    if len(retain):
+        yield from batches(retain, batch_size, descent.retain_draws)
+
+
+def _objective(descent: Descent, batch: Tensor, wanted: Tensor, goes: Tensor, *, alpha: float) -> Tensor:
+    """The batch's mean loss under these labels, retained samples weighted by α."""
+    outputs = descent.outputs(batch)
+    parts = [(goes, 1.0), (~goes, alpha)]
+    losses = [
+        weight * int(part.sum()) / len(batch) * descent.loss(batch[part], labels=wanted[part], outputs=outputs[part])
+        for part, weight in parts
+        if bool(part.any())
+    ]
+    return torch.stack(losses).sum()
 
 
 def forget_gradient(task: Task, *, batch_size: int) -> Tensor:
     """Gradient of the mean loss of the forgotten samples at θ, (d,)."""
-    descent = Descent(task, lr=1.0, schedule="constant", steps=1, seed=0)
-    parameters = list(descent.subset.parameters.values())
+    parts = task.split.forget.split(batch_size)
     total = torch.zeros_like(task.run.subset.get())
-    for batch in task.split.forget.split(batch_size):
-        grads = torch.autograd.grad(descent.loss(batch) * len(batch), parameters)
-        total += torch.cat([grad.reshape(-1) for grad in grads])
+    for batch, gradient in zip(parts, batch_gradients(task, parts)):
+        total += len(batch) * gradient
     return total / len(task.split.forget)
 
 
@@ -77,8 +113,8 @@ def most_salient(gradient: Tensor, share: float) -> Tensor:
 
 def _cost(problem: Problem) -> list[Route]:
     epochs, batch = count_of(problem, "epochs"), count_of(problem, "batch_size")
-    passes = epochs * (problem.sizes.retain + paired_passes(problem)) + problem.sizes.forget
-    return [problem.passes(passes, batch=batch)]
+    retain = 0 if problem.options["alpha"] == 0 else problem.sizes.retain
+    return [problem.passes(epochs * (retain + problem.sizes.forget) + problem.sizes.forget, batch=batch)]
 
 
 METHOD = Method(

@@ -2,55 +2,94 @@
 
     where I_f > α·I_D:   w_j ← t_j + β_j·(θ_j − t_j),    β_j = min(λ·I_D,j / I_f,j, 1),    t = 0 (or the anchor)
 
-I are mean squared per-sample gradients (``common.importance``) on all data and on the forgotten samples.
-No training. As D holds D_f, I_f ≤ (n/n_f)·I_D: for α ≥ n/n_f nothing is ever chosen.
+I are mean squared gradients (``common.importance``) on all data and on the forgotten samples, of single samples or of batches.
+No training. As D holds D_f, I_f ≤ (n/n_f)·I_D for single samples: for α ≥ n/n_f nothing is ever chosen.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fastntk.planning import Problem, Route
-from fastntk.unlearning.baselines.common.costs import gradients_route
+from fastntk.unlearning.baselines.common.costs import count_of, gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
-from fastntk.unlearning.baselines.common.importance import loss_importance
+from fastntk.unlearning.baselines.common.importance import batch_importance, loss_importance
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import POSITIVE, checked, one_of
+from fastntk.unlearning.ranges import COUNT, POSITIVE, checked, one_of
+from fastntk.unlearning.reuse import computed_once
 
 Towards = Literal["zero", "anchor"]
+Importance = Literal["sample", "batch"]
 
 
-def ssd(task: Task, *, alpha: float = 1.5, dampening: float = 1.0, towards: Towards = "zero") -> Outcome:
+def ssd(
+    task: Task,
+    *,
+    alpha: float = 1.5,
+    dampening: float = 1.0,
+    towards: Towards = "zero",
+    importance: Importance = "sample",
+    batch_size: int = 64,
+) -> Outcome:
     """``alpha``: how many times more important for D_f a parameter must be; ``dampening``: the paper's λ.
 
     ``towards="zero"`` is the paper's. ``"anchor"`` takes back only what fine-tuning put there: a norm's scale was near one before
-    it ever saw D_f. Nothing is drawn, so there is no seed. An empty request moves nothing.
+    it ever saw D_f. ``importance``: squared gradients of single samples (the paper's formula), or of the mean loss of batches of
+    ``batch_size`` (the authors' code). Nothing is drawn, so there is no seed. An empty request moves nothing.
     """
-    ranges = {"alpha": POSITIVE, "dampening": POSITIVE, "towards": one_of(get_args(Towards))}
+    ranges = {
+        "alpha": POSITIVE,
+        "dampening": POSITIVE,
+        "towards": one_of(get_args(Towards)),
+        "importance": one_of(get_args(Importance)),
+        "batch_size": COUNT,
+    }
     options = checked("ssd", ranges, locals())
     if not len(task.split.forget):
         return unmoved(task, options)
+    settings = {"of": importance} | ({"batch_size": batch_size} if importance == "batch" else {})
+    both = computed_once(task, "importance", lambda: importances(task, importance, batch_size=batch_size), **settings)
+    on_forget, on_all = both.value
+    theta = task.run.subset.get().cpu()
+    target = task.run.anchor.cpu() if towards == "anchor" else torch.zeros_like(theta)
+    factor = dampening_factor(on_forget, on_all, alpha=alpha, dampening=dampening)
+    vector = torch.where(factor < 1, target + factor.to(theta) * (theta - target), theta)
+    return Outcome(vector, options | _described(factor, on_forget, on_all) | both.details("importance"))
+
+
+def importances(task: Task, importance: Importance, *, batch_size: int) -> Tensor:
+    """Importance on D_f and on D, (2, d): by batches in the order of D_r, then D_f, each as the run has them, as in the code."""
     retain, forget = task.split.retain, task.split.forget
+    if importance == "batch":
+        everything = torch.cat([retain, forget])
+        return torch.stack([batch_importance(task, part, batch_size=batch_size) for part in (forget, everything)])
     on_forget = loss_importance(task, forget, description="importance on the forgotten samples")
     on_retain = loss_importance(task, retain, description="importance on the retained samples")
-    on_all = (len(forget) * on_forget + len(retain) * on_retain) / (len(forget) + len(retain))
-    theta = task.run.subset.get().cpu()
+    return torch.stack([on_forget, (len(forget) * on_forget + len(retain) * on_retain) / (len(forget) + len(retain))])
+
+
+def dampening_factor(on_forget: Tensor, on_all: Tensor, *, alpha: float, dampening: float) -> Tensor:
+    """β, (d,): 1 where a parameter is left alone."""
     chosen = on_forget > alpha * on_all
-    factor = torch.where(chosen, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
-    target = task.run.anchor.cpu() if towards == "anchor" else torch.zeros_like(theta)
-    vector = torch.where(factor < 1, target + factor.to(theta) * (theta - target), theta)
-    details = {
-        "dampened": int((factor < 1).sum()),
-        "mean_factor": float(factor[factor < 1].mean()) if bool((factor < 1).any()) else None,
+    return torch.where(chosen, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
+
+
+def _described(factor: Tensor, on_forget: Tensor, on_all: Tensor) -> dict[str, Any]:
+    moved = factor < 1
+    return {
+        "dampened": int(moved.sum()),
+        "mean_factor": float(factor[moved].mean()) if bool(moved.any()) else None,
         "largest_ratio": float((on_forget / on_all.clamp(min=torch.finfo(torch.float64).tiny)).max()),
     }
-    return Outcome(vector, options | details)
 
 
 def _cost(problem: Problem) -> list[Route]:
     s = problem.sizes
+    if problem.options["importance"] == "batch":
+        return [problem.passes(s.samples + s.forget, batch=count_of(problem, "batch_size"))]
     return [gradients_route(problem, samples=s.samples + s.forget, vectors=1)]
 
 
@@ -60,5 +99,11 @@ METHOD = Method(
     run=ssd,
     cost=_cost,
     needs=frozenset({"engine", "images"}),
-    search_space={"alpha": (1.0, 1.25, 1.5, 2.0, 3.0), "dampening": (0.1, 0.3, 1.0), "towards": ("zero", "anchor")},
+    spared=lambda options: frozenset({"engine"}) if options["importance"] == "batch" else frozenset(),
+    search_space={
+        "alpha": (1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 25.0),
+        "dampening": (0.1, 0.3, 1.0),
+        "towards": ("zero", "anchor"),
+        "importance": ("sample", "batch"),
+    },
 )

@@ -1,16 +1,17 @@
-"""How much each tuned parameter matters for some samples: mean squares of exact per-sample gradients.
+"""How much each tuned parameter matters for some samples: mean squares of gradients, exact ones of single samples or of batches.
 
     of the loss      I_j = 1/n Σ_i (∂ℓ(x_i, y_i)/∂w_j)²                        with the given labels
+    by batches       I_j = 1/k Σ_b (∂L_b/∂w_j)²                                L_b: mean loss of batch b of k
     Fisher           F_j = 1/n Σ_i Σ_y p(y|x_i) (∂ log p(y|x_i)/∂w_j)²         labels from the model itself
 
-Both are Σ_k (J_iᵀ s_ik)² for vectors s_ik on the logits: s = softmax − onehot; and, for each y, √p_y·(softmax − onehot_y). So
-one backward pass per sample and vector gives them (:meth:`fastntk.tangent.RowEngine.probed_rows`); the square of a batch's mean
-gradient would be something else. For the squared loss the likelihood is Gaussian: s = f − t, and the unit vectors.
+The first and the last are Σ_k (J_iᵀ s_ik)² for vectors s_ik on the logits: s = softmax − onehot; and, for each y, √p_y·(softmax − onehot_y). So
+one backward pass per sample and vector gives them (:meth:`fastntk.tangent.RowEngine.probed_rows`). The square of a batch's mean
+gradient is something else: gradients that differ in sign cancel before they are squared. For the squared loss the likelihood is Gaussian: s = f − t, and the unit vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from fastntk.base.progress import track
 from fastntk.models import device_of
 from fastntk.training.network import fast_layout
 from fastntk.training.recipe import Loss
-from fastntk.unlearning.baselines.common.descent import loss_recipe
+from fastntk.unlearning.baselines.common.descent import Descent, loss_recipe
 from fastntk.unlearning.method import Task
 
 CHUNK, CHUNK_NUMBERS = 32, 2**25
@@ -31,6 +32,23 @@ CHUNK, CHUNK_NUMBERS = 32, 2**25
 def loss_importance(task: Task, positions: Tensor, *, description: str) -> Tensor:
     """Mean squared per-sample gradient of the run's loss on these samples, (d,) in float64, on the CPU."""
     return _mean_squares(task, positions, loss_vectors, description)
+
+
+def batch_importance(task: Task, positions: Tensor, *, batch_size: int) -> Tensor:
+    """Mean over batches of the squared gradient of a batch's mean loss, (d,) in float64, on the CPU; in the given order."""
+    total = torch.zeros(task.run.subset.numel, dtype=torch.float64)
+    parts = positions.split(batch_size)
+    for gradient in batch_gradients(task, parts):
+        total += gradient.cpu().double().square()
+    return total / len(parts)
+
+
+def batch_gradients(task: Task, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Gradient of the mean loss of each batch at θ, (d,)."""
+    descent = Descent(task, lr=1.0, schedule="constant", steps=1, seed=0)
+    parameters = list(descent.subset.parameters.values())
+    for batch in parts:
+        yield torch.cat([grad.reshape(-1) for grad in torch.autograd.grad(descent.loss(batch), parameters)])
 
 
 def fisher_diagonal(task: Task, positions: Tensor, *, description: str) -> Tensor:
