@@ -226,10 +226,15 @@ def test_fishers_rows_are_those_of_a_tuned_head(run: fastntk.Run) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
-def test_ssd_by_batches_by_hand(run: fastntk.Run, batch_size: int) -> None:
+@pytest.mark.parametrize("request_", [{"classes": [1, 3]}, {"ids": [0, 1, 2, 5, 7, 9, 13, 30, 31]}])
+def test_ssd_by_batches_by_hand(run: fastntk.Run, batch_size: int, request_: dict[str, list[int]]) -> None:
     alpha, dampening = 1.3, 0.8
-    goes = positions_of(run, 1)
-    everything = [i for i in range(SIZE) if i not in goes] + goes
+    if "classes" in request_:
+        goes, stays = (positions_of(run, a) + positions_of(run, b) for a, b in ((1, 3), (0, 2)))
+    else:
+        goes = request_["ids"]
+        stays = [i for i in range(SIZE) if i not in goes]
+    everything = stays + goes
 
     def importance(positions: list[int]) -> Tensor:
         parts = [positions[first : first + batch_size] for first in range(0, len(positions), batch_size)]
@@ -238,14 +243,16 @@ def test_ssd_by_batches_by_hand(run: fastntk.Run, batch_size: int) -> None:
     on_forget, on_all = importance(goes), importance(everything)
     factor = torch.where(on_forget > alpha * on_all, (dampening * on_all / on_forget).clamp(max=1), 1.0)
     options = {"alpha": alpha, "dampening": dampening, "importance": "batch", "batch_size": batch_size}
-    result = fastntk.unlearn(run, classes=[1], method="ssd", **options)
+    result = fastntk.unlearn(run, **request_, method="ssd", **options)
     torch.testing.assert_close(result.subset.get(), factor * run.subset.get(), rtol=1e-9, atol=1e-12)
     assert 0 < result.details["dampened"] == int((factor < 1).sum())
 
 
 def test_batches_of_one_are_single_samples(run: fastntk.Run) -> None:
     one = fastntk.unlearn(run, classes=[1], method="ssd", importance="batch", batch_size=1)
-    torch.testing.assert_close(one.subset.get(), fastntk.unlearn(run, classes=[1], method="ssd", importance="sample").subset.get())
+    torch.testing.assert_close(
+        one.subset.get(), fastntk.unlearn(run, classes=[1], method="ssd", importance="sample").subset.get()
+    )
 
 
 # What trials share

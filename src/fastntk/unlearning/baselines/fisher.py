@@ -4,7 +4,7 @@
     form="paper":  w_j = μ_j + α·F_j^(−1/4)·ε_j,                                               ε ~ N(0, I)
 
 F: the diagonal Fisher of D_r. μ = θ, but 0 in the head's rows of classes that go as a whole, with v = 1e-4 there. No deviation is
-above ``clip``. Besides those rows, D_f plays no part except that it is left out of F: what only D_f held in place is blurred most.
+above ``clip``. Besides those rows, D_f is only left out of F: what it alone held in place is blurred most.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def salun(
     alpha: float = 1.0,
     order: Order = "passes",
     labels: Labels = "any",
-    epochs: int = 2,
-    lr: float = 2e-3,
+    epochs: int = 5,
+    lr: float = 1e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",
     seed: int = 0,
@@ -123,5 +123,10 @@ METHOD = Method(
     run=salun,
     cost=_cost,
     needs=frozenset({"images"}),
-    search_space={"share": (0.25, 0.5, 0.75), "lr": RATES, "epochs": (2, 5)},
+    search_space={
+        "share": (0.25, 0.5, 0.75, 1.0),
+        "order": ("passes", "mixed"),
+        "lr": RATES,
+        "epochs": (2, 3, 5),
+    },
 )

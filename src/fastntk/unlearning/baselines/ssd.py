@@ -28,7 +28,7 @@ Importance = Literal["sample", "batch"]
 def ssd(
     task: Task,
     *,
-    alpha: float = 1.5,
+    alpha: float = 5.0,
     dampening: float = 1.0,
     towards: Towards = "zero",
     importance: Importance = "sample",
@@ -61,11 +61,15 @@ def ssd(
 
 
 def importances(task: Task, importance: Importance, *, batch_size: int) -> Tensor:
-    """Importance on D_f and on D, (2, d): by batches in the order of D_r, then D_f, each as the run has them, as in the code."""
+    """Importance on D_f and on D, (2, d). Batches of D are of D_r, then D_f, as in the authors' code: class by class where a
+    class goes as a whole, else in the run's order.
+    """
     retain, forget = task.split.retain, task.split.forget
     if importance == "batch":
-        everything = torch.cat([retain, forget])
-        return torch.stack([batch_importance(task, part, batch_size=batch_size) for part in (forget, everything)])
+        if task.split.whole_classes:
+            retain, forget = (part[task.run.data.labels[part].argsort(stable=True)] for part in (retain, forget))
+        parts = (forget, torch.cat([retain, forget]))
+        return torch.stack([batch_importance(task, part, batch_size=batch_size) for part in parts])
     on_forget = loss_importance(task, forget, description="importance on the forgotten samples")
     on_retain = loss_importance(task, retain, description="importance on the retained samples")
     return torch.stack([on_forget, (len(forget) * on_forget + len(retain) * on_retain) / (len(forget) + len(retain))])
@@ -101,7 +105,7 @@ METHOD = Method(
     needs=frozenset({"engine", "images"}),
     spared=lambda options: frozenset({"engine"}) if options["importance"] == "batch" else frozenset(),
     search_space={
-        "alpha": (1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 25.0),
+        "alpha": (1.5, 3.0, 5.0, 7.0, 8.0, 9.0, 10.0, 15.0, 25.0, 50.0),
         "dampening": (0.1, 0.3, 1.0),
         "towards": ("zero", "anchor"),
         "importance": ("sample", "batch"),

@@ -4,9 +4,10 @@
     by batches       I_j = 1/k Σ_b (∂L_b/∂w_j)²                                L_b: mean loss of batch b of k
     Fisher           F_j = 1/n Σ_i Σ_y p(y|x_i) (∂ log p(y|x_i)/∂w_j)²         labels from the model itself
 
-The first and the last are Σ_k (J_iᵀ s_ik)² for vectors s_ik on the logits: s = softmax − onehot; and, for each y, √p_y·(softmax − onehot_y). So
-one backward pass per sample and vector gives them (:meth:`fastntk.tangent.RowEngine.probed_rows`). The square of a batch's mean
-gradient is something else: gradients that differ in sign cancel before they are squared. For the squared loss the likelihood is Gaussian: s = f − t, and the unit vectors.
+The first and the last are Σ_k (J_iᵀ s_ik)² for vectors s_ik on the logits: s = softmax − onehot; and, for each y,
+√p_y·(softmax − onehot_y). So one backward pass per sample and vector gives them (:meth:`fastntk.tangent.RowEngine.probed_rows`).
+The square of a batch's mean gradient is something else: gradients that differ in sign cancel before they are squared. For the
+squared loss the likelihood is Gaussian: s = f − t, and the unit vectors.
 """
 
 from __future__ import annotations
