@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path, augmented, chain)")
     run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path, augmented)")
     run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented)")
+    run.add_argument("--keep-stale", action="store_true", help="do not make again what other code made")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
     pages = commands.add_parser("pages", help="write pages from the records")
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
@@ -73,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     from fastntk.base.errors import InputError
     from fastntk.base.progress import show_progress
     from fastntk.reproduce.experiment import open_experiment
-    from fastntk.reproduce.runner import plan, run_steps
+    from fastntk.reproduce.runner import plan, run_steps, stale_text
     from lab import chain, path, single
     from lab.augmented import open_own
 
@@ -97,16 +98,14 @@ def _run(options: argparse.Namespace) -> int:
         for name in options.settings or LOOPS:
             recorded.run(name, out=options.out, work=work, shared=options.shared)
         return 0
-    if options.name == COMPARISON and not options.plan:
+    settings = _chosen_settings(options)
+    if options.name == COMPARISON:
         from lab.comparison import tune
 
-        tune(out=options.out, work=work, shared=options.shared)
-    settings = _settings(options.name, options.out)
-    known = [setting.name for setting in settings]
-    unknown = sorted(set(options.settings or []) - set(known))
-    if unknown:
-        raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
-    settings = tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
+        folders = {"out": options.out, "work": work, "shared": options.shared}
+        names = [setting.name for setting in settings]
+        tune(**folders, settings=names, keep_stale=options.keep_stale, only_plan=options.plan)
+        settings = _chosen_settings(options)  # with the options that were chosen just now
     if options.name in PATHS:
         for setting in settings:
             path.run(
@@ -129,16 +128,33 @@ def _run(options: argparse.Namespace) -> int:
         for setting in settings:
             single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
         return 0
-    steps = plan(settings, out=options.out, work=work)
+    steps = plan(settings, out=options.out, work=work, keep_stale=options.keep_stale)
     for setting in settings:
         own_steps = [step for step in steps if step.setting == setting]
         kinds = ", ".join(f"{sum(step.kind == kind for step in own_steps)} {kind}s" for kind in ("fit", "retrain", "record"))
         print(f"{setting.name}: {kinds}; about {sum(step.seconds for step in own_steps) / 60:.0f} min")
+    if options.keep_stale:
+        kept = len(plan(settings, out=options.out, work=work)) - len(steps)
+        print(f"{kept} steps are not made again, though other code made their files (--keep-stale)")
+    if stale_text(steps):
+        print(stale_text(steps))
     print(f"all: {len(steps)} steps; about {sum(step.seconds for step in steps) / 60:.0f} min (rough, on two cores)")
     if not options.plan:
         with show_progress(enabled=sys.stderr.isatty()):
             run_steps(steps, shared=options.shared, work=work)
     return 0
+
+
+def _chosen_settings(options: argparse.Namespace) -> tuple[Setting, ...]:
+    """Those that the command line names, or all."""
+    from fastntk.base.errors import InputError
+
+    settings = _settings(options.name, options.out)
+    known = [setting.name for setting in settings]
+    unknown = sorted(set(options.settings or []) - set(known))
+    if unknown:
+        raise InputError(f"Unknown settings {', '.join(unknown)}; {options.name} has {', '.join(known)}.")
+    return tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
 
 
 def _settings(name: str, out: Path) -> tuple[Setting, ...]:

@@ -3,7 +3,7 @@
 One setting and seed is one process's work, on as many threads as it was given: fine-tune with a trace, Retrain for every request,
 then each row. A row gets a run with nothing computed in it. Its first request pays for everything; the other requests follow on
 the same run, from what the first one left there. Which request is first changes from seed to seed. Retrain's first epochs are
-timed in the same process, again every ``RENEW`` seconds, so that a cost is always a ratio within one run.
+timed in the same process, again from time to time, so that a cost is always a ratio within one run.
 
     <out>/path/<setting>/seed<k>.json      fine-tuning, Retrain and Full of the seed, and one entry a row, written as they come
     <out>/path/<setting>/between.json      what needs several seeds: :mod:`lab.path_between`
@@ -30,6 +30,7 @@ from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
 from fastntk.reproduce.records import read_record, without, write_record
+from fastntk.reproduce.retrain_clock import RetrainClock
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.reproduce.step_runner import cost
 from fastntk.training.run import Run
@@ -43,15 +44,12 @@ from lab.path_models import (
     outputs_file,
     outputs_of,
     own_figures,
-    timed_retrain,
     traced_fit,
 )
 from lab.settings import RELEARNED
 
 DROPPED = ("seconds", "peak_memory_bytes", "outside_subset", "request", "summary", "moved", "trace", "rows")
 """Of a result's details: recorded elsewhere, or the same in all."""
-RENEW = 900.0
-"""Seconds after which Retrain is timed again."""
 
 Say = Callable[[str], None]
 
@@ -164,7 +162,10 @@ class PathSeed:
     seed: int
     target: Path
     say: Say
-    retrain_times: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    clock: RetrainClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = RetrainClock(self.experiment)
 
     @property
     def setting(self) -> Setting:
@@ -246,7 +247,7 @@ class PathSeed:
         entries, vectors = {}, {}
         linearisation = None
         order = _order(self.setting, self.seed)
-        references = {request.name: self.retrain_seconds(request) for request in order}
+        references = {request.name: self.clock.seconds(request, self.seed) for request in order}
         for place, request in enumerate(order):
             options = own_seed(row, self.seed) | dict(row.options)
             ids = request.ids(self.experiment.samples)
@@ -274,14 +275,6 @@ class PathSeed:
             entries[request.name] |= compared(outputs, retrain=retrain, full=full, anchor=self.experiment.anchor)
             entries[request.name] |= self._relearned(request, vector) if row.label in RELEARNED else {}
         return entries
-
-    def retrain_seconds(self, request: Request) -> dict[str, Any]:
-        """Retrain's seconds as measured in this process, not long ago."""
-        when, timed = self.retrain_times.get(request.name, (float("-inf"), {}))
-        if time.perf_counter() - when > RENEW:
-            timed = timed_retrain(self.experiment, request, self.seed)
-            self.retrain_times[request.name] = time.perf_counter(), timed
-        return timed
 
     def retrain_outputs(self, request: Request, seed: int) -> Outputs:
         """Retrain of any seed."""

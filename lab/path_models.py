@@ -33,8 +33,6 @@ from fastntk.training.trace_folder import read_trace
 
 SCHEMA = "fastntk-path/1"
 """Of a seed's record."""
-TIMED_EPOCHS = 2
-"""Epochs of a Retrain that are timed where its cost is compared with; the rest is proportional."""
 SETS = ("forget", "holdout")
 
 
@@ -78,15 +76,6 @@ def fresh_run(experiment: Experiment, seed: int, trained: Trained, *, verify: bo
     trace = read_trace(trace_folder(experiment, seed), verify=verify)
     recipe = experiment.recipe_of(seed)
     return Run(model, experiment.subset.on(model), experiment.anchor, experiment.samples, recipe=recipe, trace=trace)
-
-
-def timed_retrain(experiment: Experiment, request: Request, seed: int) -> dict[str, Any]:
-    """Seconds of a Retrain, from its first epochs (same batches), run here and now; JSON-able."""
-    whole = experiment.setting.recipe.epochs
-    epochs = min(TIMED_EPOCHS, whole)
-    part = experiment.train(seed, experiment.split(request).keep, epochs=epochs)
-    scale = whole / max(1, epochs)
-    return {"wall": part.wall * scale, "cpu": part.cpu * scale, "epochs_timed": epochs, "threads": part.threads}
 
 
 def outputs_of(experiment: Experiment, request: Request, vector: Tensor, path: Path) -> Outputs:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lab.augmented import AUGMENTED
-from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, timed_retrain, traced_fit
+from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, traced_fit
 from lab.path_page import COLUMNS, path_page
 from lab.path_rows import PathRecords
 from lab.path_targets import WANTED, Wanted, target_lines
@@ -23,6 +23,7 @@ from fastntk import audit, unlearn
 from fastntk.base.errors import InputError
 from fastntk.reproduce import MethodRow, Request
 from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce.retrain_clock import timed_retrain
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.registry import register, unregister
 from lab import path

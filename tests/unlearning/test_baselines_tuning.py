@@ -1,4 +1,4 @@
-"""Tuning of the baselines: equal budgets, an honest validation part, a score that can be checked by hand; and their costs."""
+"""Tuning: equal budgets, an honest validation part, a score that can be checked by hand, halving; and the baselines' costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fastntk
 from fastntk.base.errors import InputError
 from fastntk.planning import Calibration, Problem, Sizes
 from fastntk.unlearning import METHODS, baseline_tuning
-from fastntk.unlearning.rehearsal import Rehearsal, stratified
+from fastntk.unlearning.rehearsal import Rehearsal, SeedRehearsal, stratified
 
 
 class Counting(nn.Module):
@@ -97,31 +97,45 @@ class Answers(nn.Module):
         return self.scale * x
 
 
-def test_the_score_by_hand(run: fastntk.Run) -> None:
-    right = lambda label, margin: (margin * F.one_hot(torch.tensor(label), 3)).tolist()
-    # To forget: class 2 as a whole (one of two right), and two samples of class 0 (both right, loss a).
-    rows = [right(2, 2.0), right(0, 2.0), right(0, 3.0), right(0, 3.0)]
-    rest = [right(0, 0.5), right(1, 1.0), right(2, 1.0), right(1, 0.5)]
-    # Not seen: class 0 once wrong and once right, class 1 right.
-    samples = fastntk.Samples(torch.tensor(rows + rest), [2, 2, 0, 0, 0, 1, 1, 1])
-    unseen = fastntk.Samples(torch.tensor([right(1, 1.0), right(0, 1.0), right(1, 5.0)]), [0, 0, 1])
-    model = Answers().eval()
-    of = fastntk.Run(model, fastntk.tune(model, "scale"), torch.ones(1), samples)
-    rehearsal = Rehearsal(of, of, ("0", "1", "2", "3"), (2,), unseen, 0.2, 0, 0.0)
+def test_the_score_by_hand() -> None:
+    log = lambda *probabilities: torch.tensor(probabilities).log().tolist()
+    forgotten = fastntk.Samples(torch.tensor([log(0.5, 0.25, 0.25), log(0.25, 0.5, 0.25)]), [0, 2])
+    unseen = fastntk.Samples(torch.tensor([log(0.8, 0.1, 0.1)]), [0])
+
+    class Uniform(Answers):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0 * super().forward(x)
+
+    model, retrained = Answers().eval(), Uniform().eval()
+    run = fastntk.Run(model, fastntk.tune(model, "scale"), torch.ones(1), forgotten)
+    rehearsal = SeedRehearsal(0, run, retrained, forgotten, unseen, 0.0)
     judged = rehearsal.judge(model)
-    cost = lambda row, label: float(F.cross_entropy(torch.tensor([row]).double(), torch.tensor([label])))
-    known, unknown = cost(right(0, 3.0), 0), (cost(right(1, 1.0), 0) + cost(right(0, 1.0), 0)) / 2
-    apart = 0.5 * abs(1.0 - 0.5) + 0.5 * abs(known - unknown) / (known + unknown)
-    assert judged["validation_accuracy"] == pytest.approx(2 / 3)
-    assert judged["forget_gap"] == pytest.approx((1 + 2 * apart) / 4)
-    assert judged["score"] == pytest.approx(1 / 3 + (1 + 2 * apart) / 4)
-    assert judged["forget_accuracy"] == pytest.approx(3 / 4)
+    assert judged["forget_distance"] == pytest.approx(0.5 - 1 / 3)
+    assert judged["validation_distance"] == pytest.approx(0.8 - 1 / 3)
+    assert judged["score"] == pytest.approx(0.5 * (0.5 - 1 / 3) + 0.5 * (0.8 - 1 / 3))
+    assert judged["forget_accuracy"] == 0.5
+    assert judged["validation_accuracy"] == 1.0
+    assert rehearsal.judge(retrained)["score"] == 0.0
 
 
-def test_a_model_that_never_saw_the_samples_scores_better_than_one_that_did(run: fastntk.Run, class_rehearsal: Rehearsal) -> None:
-    nothing = class_rehearsal.judge(class_rehearsal.run.model)
-    retrained = fastntk.unlearn(class_rehearsal.run, classes=[1], method="retrain")
-    assert class_rehearsal.judge(retrained.model)["score"] < nothing["score"] - 0.5
+@pytest.mark.parametrize("request_", [{"classes": [1]}, {"ids": list(range(0, 30, 4))}])
+def test_the_retrain_of_a_rehearsal_scores_zero_on_its_own_seed_only(run: fastntk.Run, request_: dict[str, Any]) -> None:
+    rehearsal = fastntk.rehearse(run, **request_, seeds=(4, 5))
+    assert [each.seed for each in rehearsal.seeds] == [4, 5]
+    for each, other in zip(rehearsal.seeds, rehearsal.seeds[::-1]):
+        assert each.run.recipe.seed == each.seed
+        retrained = fastntk.unlearn(each.run, **request_, method="retrain")
+        assert each.judge(retrained.model)["score"] == 0.0
+        assert 0.0 < each.judge(other.retrained)["score"] < each.judge(each.run.model)["score"]
+    assert rehearsal.spread == rehearsal.seeds[0].judge(rehearsal.seeds[1].retrained)["score"]
+    assert {*rehearsal.validation.ids}.isdisjoint({*rehearsal.run.data.ids})
+    assert fastntk.rehearse(run, **request_).spread is None
+
+
+@pytest.mark.parametrize("seeds", [(), (1, 1), (-1,), (True,), ("a",)])
+def test_wrong_rehearsal_seeds_are_refused(run: fastntk.Run, seeds: Any) -> None:
+    with pytest.raises(InputError, match="seeds are different whole numbers"):
+        fastntk.rehearse(run, classes=[1], seeds=seeds)
 
 
 # The tuning
@@ -136,7 +150,7 @@ def test_every_baseline_gets_the_same_budget_and_the_least_score_wins(
 ) -> None:
     tuned = fastntk.tune_baseline(run, method, classes=[1], budget=5, rehearsal=class_rehearsal)
     assert tuned.method == method
-    assert len(tuned.trials) == tuned.protocol["budget"] == 5
+    assert len(tuned.trials) == tuned.protocol["budget"] == tuned.protocol["tried"] == 5
     keys = [json.dumps(trial["options"]) for trial in tuned.trials]
     assert len(set(keys)) == 5
     assert tuned.trials[0]["options"].items() <= METHODS[method].filled({}).items()
@@ -166,6 +180,7 @@ def test_trials_see_neither_validation_nor_other_data_and_no_retrained_model(run
     monkeypatch.setattr(baseline_tuning, "unlearn", spy)
     ids = list(range(0, 30, 4))
     rehearsal = fastntk.rehearse(run, ids=ids, seed=2)
+    asked.clear()
     fastntk.tune_baseline(run, "scrub", ids=ids, budget=3, rehearsal=rehearsal)
     assert len(asked) == 3
     for origin, request in asked:
@@ -182,18 +197,89 @@ def test_one_training_serves_many_methods_and_is_made_when_missing(run: fastntk.
     assert strip(shared.trials) == strip(alone.trials)
 
 
-def test_a_grid_replaces_the_space(run: fastntk.Run, class_rehearsal: Rehearsal) -> None:
-    tuned = fastntk.tune_baseline(run, "neggrad+", classes=[1], budget=2, grid={"lr": [1e-4, 1e-3]}, rehearsal=class_rehearsal)
-    assert sorted(trial["options"]["lr"] for trial in tuned.trials) == [1e-4, 1e-3]
+def test_a_grid_replaces_the_space_and_fixed_options_are_in_every_trial(run: fastntk.Run, class_rehearsal: Rehearsal) -> None:
+    asked = {"classes": [1], "rehearsal": class_rehearsal}
+    default = METHODS["neggrad+"].options["lr"].default
+    tuned = fastntk.tune_baseline(run, "neggrad+", grid={"lr": [1e-4, 3e-3]}, fixed={"epochs": 2}, **asked)
+    assert tuned.trials[0]["options"] == {"epochs": 2, "lr": default}
+    assert sorted(trial["options"]["lr"] for trial in tuned.trials[1:]) == [1e-4, 3e-3]
+    assert all(trial["options"]["epochs"] == 2 for trial in tuned.trials)
+    assert tuned.protocol["tried"] == tuned.protocol["space"] == 3  # of a budget of 25: all there are
+    with pytest.raises(InputError, match="none that is fixed"):
+        fastntk.tune_baseline(run, "neggrad+", grid={"lr": [1e-4]}, fixed={"lr": 1e-3}, **asked)
 
 
 def test_a_trial_that_fails_is_kept_without_a_score(run: fastntk.Run, class_rehearsal: Rehearsal) -> None:
     asked = {"classes": [1], "rehearsal": class_rehearsal}
-    tuned = fastntk.tune_baseline(run, "neggrad+", budget=2, grid={"alpha": [0.9, 7.0]}, **asked)
-    assert tuned.options == {"alpha": 0.9}
-    assert [trial["score"] is None for trial in tuned.trials if trial["options"] == {"alpha": 7.0}] == [True]
+    tuned = fastntk.tune_baseline(run, "neggrad+", grid={"alpha": [0.9, 7.0]}, **asked)
+    (failed,) = (trial for trial in tuned.trials if trial["options"] == {"alpha": 7.0})
+    assert failed["score"] is None
+    assert failed["failed"]
+    assert tuned.options != failed["options"]
     with pytest.raises(InputError, match="Every trial of 'neggrad\\+' failed"):
-        fastntk.tune_baseline(run, "neggrad+", budget=1, grid={"alpha": [7.0]}, **asked)
+        fastntk.tune_baseline(run, "neggrad+", grid={"lr": [1e-3]}, fixed={"alpha": 7.0}, **asked)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, run: fastntk.Run) -> Any:
+    """Trials whose scores are written down: by learning rate, the score on each seed; None diverges."""
+    rehearsal = fastntk.rehearse(run, classes=[1], seeds=(7, 8, 9))
+
+    def tuned(scores: dict[float, list[float | None]], **options: Any) -> Any:
+        def attempt(trial: dict[str, Any], seed: SeedRehearsal, method: str, forget: tuple[str, ...]) -> None:
+            value = scores[trial["options"]["lr"]][seed.seed - 7]
+            if value is None:
+                trial |= {"score": None, "failed": "diverged"}
+                return
+            trial["scores"][str(seed.seed)] = {"score": value}
+            trial["score"] = sum(each["score"] for each in trial["scores"].values()) / len(trial["scores"])
+
+        monkeypatch.setattr(baseline_tuning, "_try", attempt)
+        grid = {"lr": [rate for rate in scores if rate != METHODS["neggrad+"].options["lr"].default]}
+        return fastntk.tune_baseline(run, "neggrad+", classes=[1], grid=grid, rehearsal=rehearsal, **options)
+
+    return tuned
+
+
+def test_halving_takes_the_best_and_the_defaults_to_every_seed_and_the_least_mean_wins(scripted: Any) -> None:
+    default = METHODS["neggrad+"].options["lr"].default
+    scores = {default: [9, 9, 9], 1.0: [1, 5, 6], 2.0: [2, 2, 2], 3.0: [3, 1, 1], 4.0: [4, 0, 0], 5.0: [None, 0, 0]}
+    tuned = scripted(scores, survivors=3)
+    by_rate = {trial["options"]["lr"]: trial for trial in tuned.trials}
+    assert {rate: len(trial["scores"]) for rate, trial in by_rate.items()} == {default: 3, 1.0: 3, 2.0: 3, 3.0: 3, 4.0: 1, 5.0: 0}
+    assert tuned.options == {"lr": 3.0}
+    assert tuned.score == pytest.approx(5 / 3)
+    assert by_rate[5.0]["failed"] == "diverged"
+    assert tuned.protocol["seeds"] == [7, 8, 9]
+    assert {tuned.trials[number]["options"]["lr"] for number in tuned.protocol["survivors"]} == {default, 1.0, 2.0, 3.0}
+    again = scripted(scores, survivors=3)
+    assert again.to_dict()["trials"] == tuned.to_dict()["trials"]
+
+
+def test_a_survivor_that_fails_later_cannot_win_and_the_first_of_equals_does(scripted: Any) -> None:
+    default = METHODS["neggrad+"].options["lr"].default
+    tuned = scripted({default: [2, 2, 2], 1.0: [1, None, 0], 2.0: [2, 2, 2]})
+    assert tuned.options == {"lr": default}
+    assert [trial["score"] for trial in tuned.trials if trial["options"]["lr"] == 1.0] == [None]
+    with pytest.raises(InputError, match="failed on a further seed"):
+        scripted({default: [1, None, 1], 1.0: [1, 1, None]})
+
+
+def test_trials_share_the_rows_of_a_rehearsal(run: fastntk.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = fastntk.rehearse(run, classes=[1])
+    given = []
+
+    def spy(origin: fastntk.Run, **request: Any) -> Any:
+        given.append(request["linearisation"])
+        return fastntk.unlearn(origin, **request)
+
+    monkeypatch.setattr(baseline_tuning, "unlearn", spy)
+    grid = {"damping": [0.1, 1.0]}
+    shared = fastntk.tune_baseline(run, "fast-ntk", classes=[1], grid=grid, fixed={"form": "ridge"}, rehearsal=rehearsal)
+    assert given[0] is None
+    assert all(each is not None for each in given[1:])
+    alone = fastntk.unlearn(rehearsal.run, ids=rehearsal.forget, method="fast-ntk", **shared.trials[-1]["options"])
+    assert rehearsal.judge(alone.model)["score"] == pytest.approx(shared.trials[-1]["score"], abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +287,8 @@ def test_a_trial_that_fails_is_kept_without_a_score(run: fastntk.Run, class_rehe
     [
         ("fast-ntk", {}, "No search space"),
         ("magic", {}, "No search space"),
-        ("scrub", {"budget": 0}, "budget counts trials, 1 to"),
-        ("scrub", {"budget": 1000}, "budget counts trials, 1 to"),
+        ("scrub", {"budget": 0}, "budget counts trials, from 1"),
+        ("scrub", {"survivors": 0}, "survivors counts trials, from 1"),
         ("scrub", {"grid": {"magic": [1]}}, "takes alpha, gamma"),
         ("scrub", {"grid": {"alpha": []}}, "each with a value or more"),
         ("scrub", {"grid": {}}, "each with a value or more"),

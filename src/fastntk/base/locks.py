@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,25 @@ class Lock:
             with contextlib.suppress(OSError):
                 self.path.unlink()
         os.close(self.handle)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other process is in this block with this lock file, which is gone afterwards; no lock where there are none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if fcntl is None:  # pragma: no cover  # not on Windows
+            break
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else: its holder removed it while this one waited
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        Lock(path, handle).release()
 
 
 def _flock(handle: int) -> bool:

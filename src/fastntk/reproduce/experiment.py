@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest, tensor_digest
 from fastntk.base.errors import InputError
+from fastntk.base.locks import one_at_a_time
 from fastntk.data import ForgetRequest, Samples, Split, load_source
 from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
@@ -98,12 +99,13 @@ class Experiment:
     def trace(self, seed: int) -> Trace:
         """The recorded path of a seed's fine-tuning: read, or recorded by training once more, and kept."""
         folder, vector = self.folder / trace_folder(seed), self.fitted(seed).vector
-        if not folder.exists() and not torch.equal(self.train(seed, None, trace=folder).vector, vector):
-            shutil.rmtree(folder)
-            raise InputError(
-                f"Training once more to record a trace led to other weights than {self.folder / fit_file(seed)}: it was made on "
-                "another machine or with other threads. Delete it (and the records made from it), and it is trained again."
-            )
+        with one_at_a_time((self.folder / fit_file(seed)).with_suffix(".lock")):
+            if not folder.exists() and not torch.equal(self.train(seed, None, trace=folder).vector, vector):
+                shutil.rmtree(folder)
+                raise InputError(
+                    f"Training once more to record a trace led to other weights than {self.folder / fit_file(seed)}: it was made "
+                    "on another machine or with other threads. Delete it (and the records made from it), and it is trained again."
+                )
         return read_trace(folder)
 
     def retrain_result(self, run: Run, request: Request, seed: int) -> Unlearned:
@@ -160,12 +162,15 @@ class Experiment:
         path = self.folder / name
         if path.exists():
             return read_vector(path, identity=identity)
-        trace = self.folder / trace_folder(seed) if self.traced and keep is None else None
-        if trace is not None and trace.exists():  # left by a training that ended before its vector was written
-            shutil.rmtree(trace)
-        trained = self.train(seed, keep, trace=trace)
-        write_vector(path, trained, identity=identity)
-        return trained
+        with one_at_a_time(path.with_suffix(".lock")):
+            if path.exists():  # made by another process in the meantime
+                return read_vector(path, identity=identity)
+            trace = self.folder / trace_folder(seed) if self.traced and keep is None else None
+            if trace is not None and trace.exists():  # left by a training that ended before its vector was written
+                shutil.rmtree(trace)
+            trained = self.train(seed, keep, trace=trace)
+            write_vector(path, trained, identity=identity)
+            return trained
 
 
 def open_experiment(setting: Setting, *, shared: Path, work: Path) -> Experiment:

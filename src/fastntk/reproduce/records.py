@@ -4,7 +4,8 @@
     <out>/records/<setting>/<request>/<method>-seed<k>.json    one record, schema ``fastntk-record/2``
 
     setting, configuration, request, label, method, options, seed    what was asked
-    digest, fastntk, environment                                     what decides the figures, and where they were made
+    digest, code                                                     what was asked, and which code answered; older: no code
+    fastntk, environment                                             where it was made
     record_sha256                                                    of all the rest; older records have none
     timings                                                          seconds of the method, its rows, fine-tuning and Retrain
     audit                                                            what ``fastntk.audit`` returned, less ``DROPPED``
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,6 +29,7 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.schema import Count, JsonObject, parse, read_json
+from fastntk.reproduce.code import changed_rooms
 
 SCHEMA = "fastntk-record/2"
 DROPPED = ("loss_histogram", "flow", "definitions", "record_sha256")
@@ -34,12 +37,14 @@ DROPPED = ("loss_histogram", "flow", "definitions", "record_sha256")
 SEAL = "record_sha256"
 SETTING_FILE = "setting.json"
 POOL = "records"
+MISSING = "missing"
 
 
 class Record(TypedDict, total=False):
     """The fields of a record; a setting's own file has some of them."""
 
     digest: str
+    code: JsonObject
     fastntk: str
     setting: str
     configuration: str | JsonObject
@@ -99,17 +104,28 @@ def check_folder(folder: Path, digest: str) -> None:
         raise InputError(f"{folder} holds records but no {SETTING_FILE}: move it away, or choose another --out.")
 
 
-def has_record(path: Path, digest: str, *, schema: str | int = SCHEMA) -> bool:
-    """Whether the record is there already; one of another version, method, request or option under this name is refused."""
+def reason_to_run(
+    path: Path,
+    digest: Callable[[str], str],
+    code: Mapping[str, str],
+    *,
+    schema: str | int = SCHEMA,
+    keep_stale: bool = False,
+) -> str | None:
+    """Why a record has to be made, :data:`MISSING` or what is stale about the one that is there; None where it is fresh.
+
+    ``digest``: of what is asked, by the version that a record names. ``keep_stale`` takes records of other code for fresh; never
+    those of another question: another method, options or request under the same name.
+    """
     if not path.exists():
-        return False
+        return MISSING
     record = read_record(path, schema=schema)
-    if record.get("digest") != digest:
-        raise InputError(
-            f"{path} was made with another method, options or request, or by another version of fastntk (it says "
-            f"{record.get('fastntk', 'none')}). Delete it to run it again, choose another --out, or relabel the method."
-        )
-    return True
+    if record.get("digest") != digest(str(record.get("fastntk"))):
+        return "made with another method, options or request"
+    changed = changed_rooms(record.get("code"), code)
+    if not changed or keep_stale:
+        return None
+    return f"made by other code ({', '.join(changed)})" if "code" in record else "made by an older state of the code"
 
 
 def jsonable(value: Any) -> Any:

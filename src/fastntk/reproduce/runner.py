@@ -1,4 +1,4 @@
-"""The runner: what is missing becomes a list of steps, each ends in a file, and files that exist are not made again.
+"""The runner: what is missing or stale becomes a list of steps, each ends in a file, and files that exist are not made again.
 
 Steps of a setting: fine-tunings, retrainings, then records, seed by seed, so that one linearisation serves all requests and
 methods of a seed. A record is ``unlearn`` and ``audit`` (:mod:`fastntk.reproduce.step_runner`). Killed at any point, it goes on
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from fastntk.base.digest import json_digest
 from fastntk.base.version import __version__
 from fastntk.reproduce import costs
+from fastntk.reproduce.code import code_of
 from fastntk.reproduce.experiment import fit_file, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows
-from fastntk.reproduce.records import SCHEMA, check_folder, has_record, setting_folder
+from fastntk.reproduce.records import MISSING, SCHEMA, check_folder, reason_to_run, setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 
 
@@ -34,6 +37,7 @@ class Step:
     seconds: float
     request: Request | None = None
     row: MethodRow | None = None
+    reason: str = MISSING
 
     @property
     def title(self) -> str:
@@ -42,13 +46,16 @@ class Step:
         return " · ".join([part for part in parts if part] + [f"seed {self.seed}"])
 
 
-def plan(settings: Sequence[Setting], *, out: Path, work: Path) -> list[Step]:
-    """The steps that are missing, in order; refuses, before any work, folders and options that do not fit."""
+def plan(settings: Sequence[Setting], *, out: Path, work: Path, keep_stale: bool = False) -> list[Step]:
+    """The steps that are missing or stale, in order; refuses, before any work, folders and options that do not fit.
+
+    ``keep_stale``: records made by other code stay as they are.
+    """
     steps: list[Step] = []
     for setting in settings:
         check_methods(setting)
         check_folder(setting_folder(out, setting.name), setting.digest)
-        missing = list(_missing_records(setting, setting_folder(out, setting.name)))
+        missing = list(_missing_records(setting, setting_folder(out, setting.name), keep_stale=keep_stale))
         folder, seconds = vector_folder(setting, work), costs.training_seconds(setting)
         seeds = {step.seed for step in missing}
         requests = [request for request in setting.requests if any(step.request == request for step in missing)]
@@ -65,23 +72,37 @@ def plan(settings: Sequence[Setting], *, out: Path, work: Path) -> list[Step]:
     return steps
 
 
-def _missing_records(setting: Setting, folder: Path) -> Iterator[Step]:
-    """Steps for the records that are not there, seed by seed; the first that needs rows carries their cost."""
+def stale_text(steps: Sequence[Step]) -> str:
+    """How many records are made again, and why; empty where none is."""
+    reasons = Counter(step.reason for step in steps if step.reason != MISSING)
+    return "; ".join(f"{count} records are stale and made again: {reason}" for reason, count in reasons.items())
+
+
+def _missing_records(setting: Setting, folder: Path, *, keep_stale: bool) -> Iterator[Step]:
+    """Steps for the records that are not there or stale, seed by seed; the first that needs rows carries their cost."""
     for seed in setting.retrain_seeds:
         rows = costs.rows_seconds(setting)
         for request in setting.requests:
             for row in setting.methods:
                 target = folder / request.name / f"{row.slug}-seed{seed}.json"
-                if seed not in setting.seeds_of(row) or has_record(target, record_digest(setting, request, row, seed)):
+                if seed not in setting.seeds_of(row):
+                    continue
+                asked = partial(_digest_by_version, setting, request, row, seed)
+                reason = reason_to_run(target, asked, code_of(row.method), keep_stale=keep_stale)
+                if reason is None:
                     continue
                 seconds = costs.record_seconds(setting, request, row)
                 if needs_rows(row.method):
                     seconds, rows = seconds + rows, 0.0
-                yield Step(setting, "record", seed, target, seconds, request, row)
+                yield Step(setting, "record", seed, target, seconds, request, row, reason)
+
+
+def _digest_by_version(setting: Setting, request: Request, row: MethodRow, seed: int, version: str) -> str:
+    return record_digest(setting, request, row, seed, version=version)
 
 
 def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int, *, version: str = __version__) -> str:
-    """What decides one record: the configuration, the request, the method with its options, the seed, and this version."""
+    """What is asked of one record: the configuration, the request, the method with its options, the seed; and the version."""
     request_key = [request.kind, request.value, request.draw_seed]
     return json_digest([SCHEMA, version, setting.digest, request_key, row.method, dict(row.options), seed])
 

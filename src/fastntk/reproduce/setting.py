@@ -90,7 +90,7 @@ class Setting:
     The recipe's seed is replaced by each of ``seeds``; Retrain also runs with ``extra_retrain_seeds``, so that its
     seed-to-seed spread rests on enough pairs. Prompts are drawn with ``prompt_seed`` in every run: the anchor is the same for
     all seeds. ``evidence`` keeps confidences and margins of the forgotten samples in every record, ``probes`` has every audit
-    probe the features.
+    probe the features, ``timed`` compares costs with a Retrain timed in the same process rather than with the kept one.
     """
 
     name: str
@@ -116,6 +116,7 @@ class Setting:
     note: str | None = None
     evidence: bool = False
     probes: bool = False
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if self.recipe.bn_stats != "frozen":
@@ -165,6 +166,7 @@ class Setting:
             **most,
             **({"evidence": 1} if self.evidence else {}),
             **({"probes": 1} if self.probes else {}),
+            **({"timed": 1} if self.timed else {}),
             "retrain_seeds": list(self.retrain_seeds),
             "relearn": {"cap": self.relearn_cap},
         }

@@ -1,7 +1,8 @@
 """One step done: a training that is kept, or a record, which is ``unlearn`` and then ``audit`` beside the kept Retrains.
 
 A method's cost is counted as if it were alone: the seconds of the shared rows are added to each method that needs them; what
-a further request would cost, without them, stands beside it. No figure is measured here.
+a further request would cost, without them, stands beside it. A method that walks along a trace gets a run of its own, with nothing
+in it that another one computed. No figure is measured here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from fastntk.auditing.predictions import PredictionCache
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.errors import InputError
 from fastntk.base.version import __version__
+from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained
-from fastntk.reproduce.methods import needs_rows, own_seed
+from fastntk.reproduce.methods import needs_rows, needs_trace, own_seed
 from fastntk.reproduce.records import DROPPED, SCHEMA, SETTING_FILE, read_record, write_record
+from fastntk.reproduce.retrain_clock import RetrainClock
 from fastntk.reproduce.runner import Step, record_digest
 from fastntk.reproduce.setting import MethodRow, Request
 from fastntk.tangent.linearisation import Linearisation, linearise_run
@@ -40,6 +43,10 @@ class StepRunner:
     predictions: PredictionCache = field(default_factory=PredictionCache)
     run: Run | None = None
     linearisations: dict[str, tuple[Linearisation, Trained]] = field(default_factory=dict)
+    clock: RetrainClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = RetrainClock(self.experiment)
 
     def do(self, step: Step) -> None:
         """Make the step's file."""
@@ -56,7 +63,8 @@ class StepRunner:
 
     def record(self, request: Request, row: MethodRow, seed: int) -> dict[str, Any]:
         """The JSON-able record of one method on one request."""
-        experiment, setting, run = self.experiment, self.experiment.setting, self.run_of(seed)
+        experiment, setting = self.experiment, self.experiment.setting
+        run = experiment.run(seed) if needs_trace(row.method) else self.run_of(seed)
         seeds = (seed, *(other for other in setting.retrain_seeds if other != seed))
         retrains = [experiment.retrain_result(run, request, other) for other in seeds]
         result, timings = self.unlearned(run, request, row, retrains[0])
@@ -70,7 +78,6 @@ class StepRunner:
             predictions=self.predictions,
             seed=seed,
         )
-        retrained = experiment.retrained(request, seed)
         request_facts = {"kind": request.kind, "value": request.value, "draw_seed": request.draw_seed, "name": request.name}
         return {
             "schema": SCHEMA,
@@ -78,15 +85,24 @@ class StepRunner:
             "setting": setting.name,
             "configuration": setting.digest,
             "digest": record_digest(setting, request, row, seed),
+            "code": code_of(row.method),
             "request": request_facts | {"forget": len(result.split.forget), "retain": len(result.split.retain)},
             "label": row.label,
             "method": row.method,
             "options": dict(row.options),
             "seed": seed,
             "environment": environment(),
-            "timings": {"fit": cost(experiment.fitted(seed)), "retrain": cost(retrained)} | timings | ratios(timings, retrained),
+            "timings": self.reference_times(request, seed, timings),
             "audit": {name: part for name, part in audited.items() if name not in DROPPED},
         } | (sample_evidence(result) if setting.evidence else {})
+
+    def reference_times(self, request: Request, seed: int, timings: dict[str, Any]) -> dict[str, Any]:
+        """A method's times beside those of the fine-tuning and of Retrain, and their ratios."""
+        fitted, kept = self.experiment.fitted(seed), self.experiment.retrained(request, seed)
+        if not self.experiment.setting.timed:
+            return {"fit": cost(fitted), "retrain": cost(kept)} | timings | ratios(timings, cost(kept))
+        here = self.clock.seconds(request, seed)
+        return {"fit": cost(fitted), "retrain": cost(kept), "retrain_here": here} | timings | ratios(timings, here)
 
     def unlearned(self, run: Run, request: Request, row: MethodRow, retrain: Unlearned) -> tuple[Unlearned, dict[str, Any]]:
         """The method's result and its times; Retrain itself is the one that is kept."""
@@ -146,12 +162,12 @@ def cost(trained: Trained) -> dict[str, Any]:
     return {"wall": trained.wall, "cpu": trained.cpu, "threads": trained.threads}
 
 
-def ratios(timings: dict[str, Any], retrained: Trained) -> dict[str, Any]:
+def ratios(timings: dict[str, Any], retrain: dict[str, Any]) -> dict[str, Any]:
     """The method's time over Retrain's, with the rows and without."""
     rows = timings["rows"] or {"wall": 0.0, "cpu": 0.0}
     out = {}
-    for kind, reference in (("wall", retrained.wall), ("cpu", retrained.cpu)):
-        own, floor = timings["method"][kind], max(reference, 1e-9)
+    for kind in ("wall", "cpu"):
+        own, floor = timings["method"][kind], max(retrain[kind], 1e-9)
         out[kind] = {"with_rows": (own + rows[kind]) / floor, "without_rows": own / floor}
     return {"ratio_to_retrain": out}
 

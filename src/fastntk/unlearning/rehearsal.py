@@ -1,54 +1,98 @@
-"""A rehearsal of a request: the run made again without a validation part, so that unlearning can be judged without Retrain.
+"""A rehearsal of a request: the run made again without a validation part, with the run's seed or several, and retrained as well.
 
-Every sample the run was trained on is known to it. Samples it does not know are made by fine-tuning again, from the anchor and by
-the run's recipe, on the training data less a validation part of the retained samples: one training that serves every method and
-every trial. No hold-out set and no retrained model is looked at. The judgement of an unlearned model w is one number,
+Tuning must not see the Retrain that a method is reported against, nor the hold-out set. So both are made once more, on fewer
+samples: for every rehearsal seed the run is fine-tuned again, from the anchor and by the run's recipe, on the training data less
+a validation part of the retained samples, and retrained once more without the samples to forget. Trials unlearn the first and are
+compared with the second. An unlearned model w is judged by one number, where R is the rehearsal Retrain of the same seed,
 
-    score = (1 − V) + G                                        0 is best; both terms lie in [0, 1]
+    score = ½·TV(D_f) + ½·TV(V)            TV(S) = mean over x ∈ S of ½ Σ_c |p_w(c|x) − p_R(c|x)|
 
-V: accuracy on the validation samples. G: how differently the forgotten samples are treated from samples never seen.
+0 is R itself, 1 the most there is. D_f: the samples to forget. V: the validation samples, which no rehearsal model saw; all are
+retained ones, so of a class that goes as a whole V has none, and TV(D_f) alone speaks for it. Both count alike: a model that is
+as good as before and remembers is far on D_f, one that knows nothing on both.
 
-    samples of a class that goes as a whole       G = accuracy on them             who never saw a class never predicts it
-    other samples                                 G = ½|A_f − A_v| + ½|L_f − L_v|/(L_f + L_v)
-
-A and L are accuracy and mean loss; those on validation samples (v) are averaged class by class with the forgotten samples' own
-class counts. A request of both kinds takes the mean over its samples. Both terms count alike since either alone is won by a
-useless model: one that is as good as before and remembers, or one that knows nothing.
+Scores are not divided by the spread between Retrains of different seeds: one seed has none, and the trials of a request are
+compared with one another only. Where there are several seeds, :attr:`Rehearsal.spread` is the score of one Retrain against
+another, to read scores by. All seeds have the same validation part, so it is the seed alone that differs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastntk.base.errors import InputError, listing
+from fastntk.base.errors import DivergedError, InputError, listing
 from fastntk.data import ForgetRequest, Samples
+from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.fitting import fit
 from fastntk.training.network import predict, working_copy
+from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.unlearning.api import unlearn
 from fastntk.unlearning.reuse import share_between_trials
+
+
+@dataclass(eq=False)
+class SeedRehearsal:
+    """The rehearsal of one seed: the run made again, its Retrain, and the samples that models are compared on.
+
+    ``linearisation``: rows that a trial left for the next ones.
+    """
+
+    seed: int
+    run: Run
+    retrained: nn.Module
+    forgotten: Samples
+    validation: Samples
+    seconds: float
+    linearisation: Linearisation | None = field(default=None, repr=False)
+
+    @cached_property
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """Probabilities of the Retrain on the forgotten and on the validation samples, (n, C) each."""
+        return self._probabilities(self.retrained)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """The score of a model, what it is made of, and the model's accuracies, for reading."""
+        outputs = self._probabilities(model)
+        forget, validation = (total_variation(ours, theirs) for ours, theirs in zip(outputs, self.reference))
+        return {
+            "score": 0.5 * forget + 0.5 * validation,
+            "forget_distance": forget,
+            "validation_distance": validation,
+            "forget_accuracy": _accuracy(outputs[0], self.forgotten.labels),
+            "validation_accuracy": _accuracy(outputs[1], self.validation.labels),
+        }
+
+    def _probabilities(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        logits = [predict(model, part.inputs).double().cpu() for part in (self.forgotten, self.validation)]
+        if not all(bool(torch.isfinite(part).all()) for part in logits):
+            raise DivergedError("The model gives outputs that are not numbers.")
+        return logits[0].softmax(1), logits[1].softmax(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """The run made again on fewer samples, what it has to forget, and validation samples of the kept classes it never saw.
+    """A request rehearsed with one seed or several, and validation samples of the kept classes that no rehearsal model saw.
 
     ``forget``: ids; ``whole_classes``: labels that go altogether; ``share`` and ``seed`` of the validation draw.
     """
 
     origin: Run
-    run: Run
+    seeds: tuple[SeedRehearsal, ...]
     forget: tuple[str, ...]
     whole_classes: tuple[int, ...]
     validation: Samples
     share: float
     seed: int
-    seconds: float
 
     def check(self, run: Run, forget: tuple[str, ...]) -> None:
         """Refuse another run or request than the one rehearsed."""
@@ -56,33 +100,24 @@ class Rehearsal:
             raise InputError("This rehearsal is of another run or another request: make one with rehearse(run, ...).")
 
     @property
-    def forgotten(self) -> Samples:
-        """The samples to forget."""
-        return self.run.data.subset(self.run.data.index_of(self.forget))
+    def run(self) -> Run:
+        """The run of the first seed."""
+        return self.seeds[0].run
+
+    @property
+    def seconds(self) -> float:
+        """What all of it took."""
+        return sum(each.seconds for each in self.seeds)
 
     def judge(self, model: nn.Module) -> dict[str, float]:
-        """The score of a model, and what it is made of: V and G as above, and accuracy and loss on the forgotten samples."""
-        forgotten, unseen = self.forgotten, self.validation
-        correct, loss = _predictions(model, forgotten)
-        correct_unseen, loss_unseen = _predictions(model, unseen)
-        whole = torch.isin(forgotten.labels, torch.tensor(self.whole_classes, dtype=torch.int64))
-        gap = correct[whole].sum()
-        if not bool(whole.all()):
-            counts = torch.bincount(forgotten.labels[~whole], minlength=forgotten.num_classes)
-            accuracy, mean = correct[~whole].mean(), loss[~whole].mean()
-            other = _class_means(correct_unseen, unseen.labels, counts)
-            other_mean = _class_means(loss_unseen, unseen.labels, counts)
-            apart = 0.5 * (accuracy - other).abs() + 0.5 * (mean - other_mean).abs() / (mean + other_mean).clamp(min=1e-300)
-            gap = gap + (~whole).sum() * apart
-        gap = gap / len(forgotten)
-        return {
-            "score": float(1 - correct_unseen.mean() + gap),
-            "validation_accuracy": float(correct_unseen.mean()),
-            "forget_gap": float(gap),
-            "forget_accuracy": float(correct.mean()),
-            "forget_loss": float(loss.mean()),
-            "validation_loss": float(loss_unseen.mean()),
-        }
+        """The score of a model that was unlearned from the first seed's run."""
+        return self.seeds[0].judge(model)
+
+    @cached_property
+    def spread(self) -> float | None:
+        """The mean score of one seed's Retrain against another's; None for one seed."""
+        pairs = list(itertools.combinations(self.seeds, 2))
+        return statistics.fmean(first.judge(second.retrained)["score"] for first, second in pairs) if pairs else None
 
 
 def rehearse(
@@ -92,11 +127,12 @@ def rehearse(
     ids: Sequence[int | str] | None = None,
     validation: float = 0.2,
     seed: int = 0,
+    seeds: Sequence[int] | None = None,
 ) -> Rehearsal:
-    """Fine-tune a copy of the run again from its anchor, without a ``validation`` share of the retained samples; recorded where
-    the run was.
+    """Fine-tune the run again from its anchor, without a ``validation`` share of the retained samples, and retrain it likewise.
 
-    The share is drawn from each class (rounded, at least one, and at least one stays), never from the samples to forget.
+    ``seeds``: of the recipe, two trainings each (default: the recipe's own seed alone). ``seed`` draws the validation part: a
+    share of each class (rounded, at least one, and one stays), never of the samples to forget. Recorded where the run was.
     """
     if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 < validation < 1:
         raise InputError(f"validation is the share of the retained samples to set aside, in (0, 1); got {validation!r}.")
@@ -104,6 +140,7 @@ def rehearse(
         raise InputError(
             "A rehearsal repeats the fine-tuning, and this run has no recipe: give it, Run(..., recipe=Recipe(...))."
         )
+    trained_with = _checked_seeds(seeds, run.recipe)
     data = run.data
     request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
     split = request.resolve(data)
@@ -117,22 +154,39 @@ def rehearse(
         )
     trained = torch.ones(len(data), dtype=torch.bool)
     trained[aside] = False
-    started = time.perf_counter()
-    model = working_copy(run)
-    subset = run.subset.on(model)
-    subset.set(run.anchor)
-    again = fit(model, subset, data.subset(trained.nonzero().flatten()), run.recipe, trace=run.trace is not None)
-    share_between_trials(again)
+    forget = tuple(data.ids[i] for i in split.forget.tolist())
+    seen = data.subset(trained.nonzero().flatten())
     return Rehearsal(
         origin=run,
-        run=again,
-        forget=tuple(data.ids[i] for i in split.forget.tolist()),
+        seeds=tuple(_one_seed(run, seen, forget, unseen, seed=each) for each in trained_with),
+        forget=forget,
         whole_classes=split.whole_classes,
         validation=unseen,
         share=float(validation),
         seed=seed,
-        seconds=time.perf_counter() - started,
     )
+
+
+def _checked_seeds(seeds: Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
+    chosen = (recipe.seed,) if seeds is None else tuple(seeds)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in chosen)
+    if not whole or not chosen or len(set(chosen)) < len(chosen):
+        raise InputError(f"seeds are different whole numbers from 0, one or more; got {seeds!r}.")
+    return chosen
+
+
+def _one_seed(run: Run, seen: Samples, forget: tuple[str, ...], unseen: Samples, *, seed: int) -> SeedRehearsal:
+    """The fine-tuning and the Retrain of one seed, on the samples that are not set aside."""
+    assert run.recipe is not None
+    started = time.perf_counter()
+    model = working_copy(run)
+    subset = run.subset.on(model)
+    subset.set(run.anchor)
+    again = fit(model, subset, seen, dataclasses.replace(run.recipe, seed=seed), trace=run.trace is not None)
+    share_between_trials(again)
+    retrained = unlearn(again, ids=forget, method="retrain").model
+    seconds = time.perf_counter() - started
+    return SeedRehearsal(seed, again, retrained, seen.subset(seen.index_of(forget)), unseen, seconds)
 
 
 def stratified(labels: Tensor, positions: Tensor, share: float, draws: torch.Generator) -> Tensor:
@@ -145,13 +199,10 @@ def stratified(labels: Tensor, positions: Tensor, share: float, draws: torch.Gen
     return torch.cat(drawn).sort().values
 
 
-def _predictions(model: nn.Module, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Per sample in float64: 1 where correct, and the cross-entropy; (n,) each."""
-    outputs, labels = predict(model, samples.inputs).double().cpu(), samples.labels.cpu()
-    return (outputs.argmax(1) == labels).double(), F.cross_entropy(outputs, labels, reduction="none")
+def total_variation(first: Tensor, second: Tensor) -> float:
+    """Mean over samples of half the L1 distance of class probabilities (n, C), in [0, 1]."""
+    return float(0.5 * (first - second).abs().sum(1).mean())
 
 
-def _class_means(values: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Σ_c counts_c · mean of the values of class c / Σ counts, over the classes that count."""
-    means = [values[labels == c].mean() * counts[c] for c in counts.nonzero().flatten().tolist()]
-    return torch.stack(means).sum() / counts.sum()
+def _accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    return float((probabilities.argmax(1) == labels.cpu()).double().mean())
