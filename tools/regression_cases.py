@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "retrain seed=5": {"method": "retrain", "seed": 5},
     "full": {"method": "full"},
     "max-loss": {"method": "max-loss", "lr": 1e-3, "epochs": 2},
-    "max-loss until forgotten": {"method": "max-loss"},
+    "max-loss until forgotten": {"method": "max-loss", "lr": 1e-3},
     "random-label": {"method": "random-label", "lr": 1e-3, "epochs": 2},
     "fine-tune": {"method": "fine-tune", "lr": 1e-2},
     "neggrad+": {"method": "neggrad+", "epochs": 2},

@@ -3,12 +3,11 @@
     min_w  mean over a batch of D_f and a share of D_r together:   KL_T(p_θ(x) ‖ p_w(x))    x of D_r
                                                                   KL_T(p_w0(x) ‖ p_w(x))   x of D_f
 
-KL_T: T²·KL of distributions softened by the temperature T. The student starts at θ; labels play no part, and neither does the run's
-penalty, since there is no training loss that it belongs to.
+KL_T: T²·KL of distributions softened by the temperature T. The student starts at θ; labels play no part, and neither does the
+run's penalty, since there is no training loss that it belongs to.
 
-Paper: the incompetent teacher is a network with random weights. Here: the run's model at its anchor. Because that is the run's own
-model before it saw any of the data, with a head that was not trained yet, and where Retrain starts: where it knows something of the
-forgotten samples, Retrain does so too.
+Paper: the incompetent teacher is a network with random weights. Here: the run's model at its anchor. Because that is the model
+before it saw any of the data, and where Retrain starts: where it knows something of the forgotten samples, Retrain does so too. A zero head, as models built here have at the anchor, guesses uniformly, as random heads do on average.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def bad_teacher(
     task: Task,
     *,
     temperature: float = 1.0,
-    share: float = 0.3,
+    share: float = 1.0,
     epochs: int = 3,
-    lr: float = 2e-3,
+    lr: float = 1e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",
     seed: int = 0,

@@ -2,9 +2,9 @@
 
     min_w  L_r(w) + wd/2·‖w − w0‖² + γ_e·‖w − t‖₁,    γ_e = γ·(1 − e/epochs) in epoch e = 0, 1, …,    from θ
 
-Paper: t = 0 and all weights of a network. Here: t = w0, or 0 with ``towards="zero"``. Because tuned norm scales were near one before
-they saw any of the data: pulled to 0 they lose what pre-training knew, pulled to w0 they lose what fine-tuning taught. γ = 0 is
-``fine-tune``, bit for bit.
+Paper: t = 0 and all weights of a network. Here: t = w0, or 0 with ``towards="zero"``. Because tuned norm scales were near one
+before they saw any of the data: pulled to 0 they lose what pre-training knew, pulled to w0 they lose what fine-tuning taught.
+γ = 0 is ``fine-tune``, bit for bit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ METHOD = Method(
     cost=_cost,
     needs=frozenset({"images"}),
     search_space={
-        "gamma": (1e-5, 1e-4, 5e-4, 1e-3, 5e-3),
+        "gamma": (1e-4, 5e-4, 2e-3, 5e-3, 2e-2),
         "towards": TOWARDS,
         "lr": (5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
         "epochs": (2, 3, 5),

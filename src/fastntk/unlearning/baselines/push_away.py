@@ -32,7 +32,7 @@ LENGTHS: dict[str, tuple[int | None, ...]] = {"epochs": (None, 1, 2, 3, 5, 10), 
 """How long tuning tries to push; None: until nothing forgotten is classified correctly."""
 
 
-def max_loss(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
+def max_loss(task: Task, *, epochs: int | None = None, lr: float = 3e-4, batch_size: int = 64, seed: int = 0) -> Outcome:
     """Ascend the loss of the forgotten samples."""
     return _pushed(task, random_labels=False, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
 

@@ -2,8 +2,8 @@
 
     T²·KL(softmax(t/T) ‖ softmax(s/T)),   the mean over a batch;   t, s: the teacher's and the student's logits
 
-T softens both distributions, so that wrong classes count for more; T² keeps the size of the gradient (Hinton et al. 2015). T = 1 is
-the plain divergence. A teacher does not change, so it is asked once for all samples, not once a batch.
+T softens both distributions, so that wrong classes count for more; T² keeps the size of the gradient (Hinton et al. 2015). T = 1
+is the plain divergence. A teacher does not change, so it is asked once for all samples, not once a batch.
 """
 
 from __future__ import annotations
