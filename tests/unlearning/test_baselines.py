@@ -17,13 +17,13 @@ import fastntk
 from fastntk.base.errors import InputError
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.unlearning import METHODS
+from fastntk.unlearning.baselines.common.distillation import divergence
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal, loss_importance
 from fastntk.unlearning.baselines.push_away import MOST_EPOCHS
 from fastntk.unlearning.baselines.salun import forget_gradient, most_salient
-from fastntk.unlearning.baselines.scrub import divergence
 from fastntk.unlearning.method import Task
 
-TRAINED = ("fine-tune", "neggrad+", "scrub", "salun")
+TRAINED = ("fine-tune", "l1-sparse", "neggrad+", "scrub", "bad-teacher", "salun")
 NEW = (*TRAINED, "ssd", "fisher")
 
 
@@ -138,7 +138,10 @@ WRONG = [
         ("schedule", "magic"), ("seed", -1),
     )),
     ("neggrad+", "alpha", 1.1), ("neggrad+", "alpha", -0.1), ("scrub", "alpha", -1.0), ("scrub", "gamma", -1.0),
-    ("scrub", "max_epochs", -1), ("ssd", "alpha", 0), ("ssd", "dampening", -1), ("ssd", "towards", "infinity"),
+    ("scrub", "max_epochs", -1), ("scrub", "temperature", 0.0), ("scrub", "forget_batch_size", 0), ("scrub", "rewind", 1.5),
+    ("scrub", "rewind", True), ("l1-sparse", "gamma", -1e-4), ("l1-sparse", "towards", "infinity"),
+    ("bad-teacher", "temperature", -1), ("bad-teacher", "share", 0.0), ("bad-teacher", "share", 1.1),
+    ("ssd", "alpha", 0), ("ssd", "dampening", -1), ("ssd", "towards", "infinity"),
     ("salun", "share", 0), ("salun", "share", 1.2), ("salun", "alpha", float("inf")), ("fisher", "alpha", -1),
     ("fisher", "clip", -1), ("fisher", "seed", 0.5), ("fisher", "form", "book"), ("fisher", "class_rows", True),
     ("salun", "order", "paired"), ("salun", "labels", "own"), ("ssd", "importance", "class"), ("ssd", "batch_size", 0),
@@ -209,7 +212,13 @@ def test_fine_tune_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("neggrad+", {"alpha": 1.0}), ("scrub", {"max_epochs": 0, "alpha": 0.0, "gamma": 1.0})]
+    ("method", "options"),
+    [
+        ("neggrad+", {"alpha": 1.0}),
+        ("scrub", {"max_epochs": 0, "alpha": 0.0, "gamma": 1.0}),
+        ("l1-sparse", {"gamma": 0.0, "towards": "anchor"}),
+        ("l1-sparse", {"gamma": 0.0, "towards": "zero"}),
+    ],
 )
 def test_methods_that_reduce_to_fine_tuning(method: str, options: dict[str, float]) -> None:
     run = toy_run()
@@ -340,6 +349,9 @@ def test_the_documented_defaults_are_the_defaults(method: str) -> None:
     for name, default in METHODS[method].run.__kwdefaults__.items():
         if name != "seed":
             written = options[name] if name in options else common[name]
+            if default is None:
+                assert written == "None", name
+                continue
             assert written.strip('"') == default if isinstance(default, str) else float(written) == default, name
 
 

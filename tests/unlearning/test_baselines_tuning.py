@@ -342,7 +342,9 @@ def training_passes(method: str, **options: object) -> float:
     return route.seconds
 
 
-@pytest.mark.parametrize("method", ["max-loss", "random-label", "fine-tune", "neggrad+", "scrub", "salun"])
+@pytest.mark.parametrize(
+    "method", ["max-loss", "random-label", "fine-tune", "l1-sparse", "neggrad+", "scrub", "bad-teacher", "salun"]
+)
 @pytest.mark.parametrize("batch_size", [5, 64])
 def test_costs_count_the_samples_that_gradients_are_taken_of(method: str, batch_size: int) -> None:
     run = made(Counting())

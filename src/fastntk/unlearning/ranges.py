@@ -34,6 +34,11 @@ UNIT = Range("a number in [0, 1]", lambda value: _number(value) and 0 <= value <
 SHARE = Range("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
 
 
+def or_none(allowed: Range) -> Range:
+    """The range, or None."""
+    return Range(f"{allowed.text} or None", lambda value: value is None or allowed.holds(value))
+
+
 def one_of(choices: Sequence[str]) -> Range:
     """The range of these words."""
     return Range("one of " + ", ".join(choices), lambda value: isinstance(value, str) and value in choices)

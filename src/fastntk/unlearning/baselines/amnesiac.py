@@ -26,7 +26,7 @@ from fastntk.unlearning.ranges import checked
 
 
 def amnesiac(
-    task: Task, *, epochs: int = 3, lr: float = 2e-3, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
+    task: Task, *, epochs: int = 5, lr: float = 1e-2, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
 ) -> Outcome:
     """``epochs``: of training on the retained samples once updates are taken back; 0: none. An empty request moves nothing."""
     options = checked("amnesiac", RANGES, locals())
@@ -68,5 +68,5 @@ METHOD = Method(
     cost=_cost,
     needs=frozenset({"trace", "images"}),
     spared=lambda options: frozenset() if options["epochs"] else frozenset({"images"}),
-    search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2), "epochs": (0, 1, 2, 5, 10)},
+    search_space={"lr": (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2), "epochs": (0, 1, 2, 3, 5, 10)},
 )

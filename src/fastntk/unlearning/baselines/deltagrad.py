@@ -130,5 +130,5 @@ METHOD = Method(
     run=deltagrad,
     cost=_cost,
     needs=frozenset({"trace", "recipe", "images"}),
-    search_space={"period": (2, 3, 5, 10), "burn_in": (10, 20, 50, 100), "history": (1, 2, 5)},
+    search_space={"period": (2, 3, 5, 10, 20), "burn_in": (5, 20, 50, 100), "history": (1, 2, 5)},
 )

@@ -20,7 +20,7 @@ from fastntk.unlearning.ranges import checked
 
 
 def fine_tune(
-    task: Task, *, epochs: int = 3, lr: float = 1e-2, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
+    task: Task, *, epochs: int = 3, lr: float = 2e-3, batch_size: int = 64, schedule: Schedule = "cosine", seed: int = 0
 ) -> Outcome:
     """A few more epochs on the retained samples alone. An empty request moves nothing."""
     options = checked("fine-tune", RANGES, locals())
@@ -45,5 +45,5 @@ METHOD = Method(
     run=fine_tune,
     cost=_cost,
     needs=frozenset({"images"}),
-    search_space={"lr": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), "epochs": (2, 5, 10)},
+    search_space={"lr": (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2), "epochs": (1, 2, 3, 5, 10)},
 )

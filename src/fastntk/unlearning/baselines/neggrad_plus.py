@@ -22,7 +22,7 @@ def neggrad_plus(
     task: Task,
     *,
     alpha: float = 0.95,
-    epochs: int = 2,
+    epochs: int = 3,
     lr: float = 2e-3,
     batch_size: int = 64,
     schedule: Schedule = "cosine",
@@ -57,5 +57,5 @@ METHOD = Method(
     run=neggrad_plus,
     cost=_cost,
     needs=frozenset({"images"}),
-    search_space={"alpha": (0.8, 0.9, 0.95, 0.99), "lr": RATES, "epochs": (2, 5)},
+    search_space={"alpha": (0.8, 0.9, 0.95, 0.99, 0.999, 0.9999), "lr": RATES, "epochs": (1, 2, 3, 5)},
 )

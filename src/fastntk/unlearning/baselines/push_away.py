@@ -28,14 +28,16 @@ TYPICAL_EPOCHS = 4
 """What estimates assume where no number is given."""
 MOST_EPOCHS = 20
 """Where no number is given and some forgotten sample is still classified correctly."""
+LENGTHS: dict[str, tuple[int | None, ...]] = {"epochs": (None, 1, 2, 3, 5, 10), "batch_size": (16, 64)}
+"""How long tuning tries to push; None: until nothing forgotten is classified correctly."""
 
 
-def max_loss(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
+def max_loss(task: Task, *, epochs: int | None = None, lr: float = 3e-4, batch_size: int = 64, seed: int = 0) -> Outcome:
     """Ascend the loss of the forgotten samples."""
     return _pushed(task, random_labels=False, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
 
 
-def random_label(task: Task, *, epochs: int | None = None, lr: float = 1e-3, batch_size: int = 64, seed: int = 0) -> Outcome:
+def random_label(task: Task, *, epochs: int | None = None, lr: float = 3e-4, batch_size: int = 64, seed: int = 0) -> Outcome:
     """Descend the loss of the forgotten samples under random other labels."""
     return _pushed(task, random_labels=True, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
 
@@ -114,7 +116,7 @@ MAX_LOSS = Method(
     run=max_loss,
     cost=_cost,
     needs=frozenset({"images"}),
-    search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "epochs": (1, 2, 5, 10)},
+    search_space={"lr": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), **LENGTHS},
 )
 RANDOM_LABEL = Method(
     name="random-label",
@@ -122,5 +124,5 @@ RANDOM_LABEL = Method(
     run=random_label,
     cost=_cost,
     needs=frozenset({"images"}),
-    search_space={"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "epochs": (1, 2, 5, 10)},
+    search_space={"lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), **LENGTHS},
 )
