@@ -111,8 +111,9 @@ def test_the_run_is_left_alone_and_the_same_seed_gives_the_same_bytes(method: st
 @pytest.mark.parametrize("method", [*TRAINED, "fisher"])
 def test_another_seed_gives_another_model(method: str) -> None:
     run = toy_run()
-    one, two = (fastntk.unlearn(run, classes=[2], method=method, seed=seed).subset.get() for seed in (0, 1))
-    assert not torch.equal(one, two)
+    options = {} if method == "fisher" else {"batch_size": 10}  # several batches, so that their order counts
+    one, two = (fastntk.unlearn(run, classes=[2], method=method, seed=seed, **options).subset.get() for seed in (0, 1))
+    assert (one - two).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("method", NEW)

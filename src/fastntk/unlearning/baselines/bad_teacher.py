@@ -7,7 +7,8 @@ KL_T: T²·KL of distributions softened by the temperature T. The student starts
 run's penalty, since there is no training loss that it belongs to.
 
 Paper: the incompetent teacher is a network with random weights. Here: the run's model at its anchor. Because that is the model
-before it saw any of the data, and where Retrain starts: where it knows something of the forgotten samples, Retrain does so too. A zero head, as models built here have at the anchor, guesses uniformly, as random heads do on average.
+before it saw any of the data, and where Retrain starts: where it knows something of the forgotten samples, Retrain does so too.
+A zero head, as models built here have at the anchor, guesses uniformly, as random heads do on average.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def bad_teacher(
     positions = torch.cat([drawn, forget])
     incompetent = working_copy(run)
     run.subset.on(incompetent).set(run.anchor)
-    asked = {"temperature": temperature, "device": descent.labels.device}
-    teacher = taught(run.model, run.data.inputs, **asked)
-    teacher[forget] = taught(incompetent, run.data.inputs[forget], **asked)
+    device = descent.labels.device
+    teacher = taught(run.model, run.data.inputs, temperature=temperature, device=device)
+    teacher[forget] = taught(incompetent, run.data.inputs[forget], temperature=temperature, device=device)
     for _ in track(range(epochs), "bad-teacher"):
         for batch in batches(positions, batch_size, descent.forget_draws):
             descent.step(divergence(teacher[batch], descent.outputs(batch), temperature=temperature), penalty=False)
@@ -67,7 +68,7 @@ def taking_part(retained: int, share: float) -> int:
 def _cost(problem: Problem) -> list[Route]:
     epochs, batch, s = count_of(problem, "epochs"), count_of(problem, "batch_size"), problem.sizes
     share = problem.options["share"]
-    count = taking_part(s.retain, share) if SHARE.holds(share) else s.retain
+    count = taking_part(s.retain, share) if isinstance(share, int | float) and SHARE.holds(share) else s.retain
     teachers = (s.samples + s.forget) * problem.speed.forward
     return [problem.passes(epochs * (count + s.forget), batch=batch, extra_seconds=teachers)]
 

@@ -4,8 +4,8 @@
     min pass:  min_w  α·KL_T(p_θ(x) ‖ p_w(x)) + γ·ℓ(w; x, y),        x of D_r, in every epoch, after the max pass
 
 KL_T: T²·KL of distributions softened by the temperature T. The teacher is the run's model at θ, and the student starts there.
-KL and its gradient vanish at θ, so the very first max step follows rounding errors, which Adam makes a step of at most lr: it only
-leaves the saddle.
+KL and its gradient vanish at θ, so the very first max step follows rounding errors, which Adam makes a step of at most lr: it
+only leaves the saddle.
 
 Paper: a variant, SCRUB+R, rewinds to the epoch whose forget error is nearest to that on unseen samples of the same kind. Here:
 ``rewind`` is that error, a number that the caller brings along. Because a run has no samples that it was not trained on.
@@ -55,8 +55,8 @@ def scrub(
     seed: int = 0,
 ) -> Outcome:
     """Each epoch: a max pass over the forgotten samples (in the first ``max_epochs``), then a min pass over the retained ones,
-    with one Adam for both. ``rewind``: return to the end of the epoch whose error on the forgotten samples is nearest to this one,
-    the last of equals. No max epochs, α = 0 and γ = 1 is ``fine-tune``. An empty request moves nothing.
+    with one Adam for both. ``rewind``: return to the end of the epoch whose error on the forgotten samples is nearest to this
+    one, the last of equals. No max epochs, α = 0 and γ = 1 is ``fine-tune``. An empty request moves nothing.
     """
     options = checked("scrub", SCRUB_RANGES, locals())
     if not len(task.split.forget):
