@@ -55,7 +55,8 @@ def source_digest(text: str) -> str:
 
 
 def _is_baseline(name: str) -> bool:
-    return name in METHODS and METHODS[name].run.__module__.startswith("fastntk.unlearning.baselines.")
+    room, _, module = METHODS[name].run.__module__.rpartition(".") if name in METHODS else ("", "", "")
+    return room.startswith("fastntk.unlearning.baselines") and f"{module}.py" not in _SHARED
 
 
 @cache
