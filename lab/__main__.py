@@ -96,13 +96,13 @@ def _run(options: argparse.Namespace) -> int:
         if unknown or options.plan:
             raise InputError(f"'run {RECORDED}' takes --settings of {', '.join(LOOPS)}, and no --plan.")
         for name in options.settings or LOOPS:
-            recorded.run(name, out=options.out, work=work, shared=options.shared)
+            recorded.run(name, out=options.out, work=work, shared=options.shared, keep_stale=options.keep_stale)
         return 0
     settings = _chosen_settings(options)
+    folders = {"out": options.out, "work": work, "shared": options.shared}
     if options.name == COMPARISON:
         from lab.comparison import tune
 
-        folders = {"out": options.out, "work": work, "shared": options.shared}
         names = [setting.name for setting in settings]
         tune(**folders, settings=names, keep_stale=options.keep_stale, only_plan=options.plan)
         settings = _chosen_settings(options)  # with the options that were chosen just now
@@ -117,16 +117,17 @@ def _run(options: argparse.Namespace) -> int:
                 rows=options.rows,
                 only_plan=options.plan,
                 only_finish=options.finish,
+                keep_stale=options.keep_stale,
                 opening=open_own if options.name == "augmented" else open_experiment,
             )
         return 0
     if options.name == "chain":
         for setting in settings:
-            chain.run(setting, out=options.out, work=work, shared=options.shared, seeds=options.seeds, only_plan=options.plan)
+            chain.run(setting, **folders, seeds=options.seeds, only_plan=options.plan, keep_stale=options.keep_stale)
         return 0
     if options.name in ("single", "single-path"):
         for setting in settings:
-            single.run(setting, out=options.out, work=work, shared=options.shared, only_plan=options.plan)
+            single.run(setting, **folders, only_plan=options.plan, keep_stale=options.keep_stale)
         return 0
     steps = plan(settings, out=options.out, work=work, keep_stale=options.keep_stale)
     for setting in settings:
@@ -141,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
     print(f"all: {len(steps)} steps; about {sum(step.seconds for step in steps) / 60:.0f} min (rough, on two cores)")
     if not options.plan:
         with show_progress(enabled=sys.stderr.isatty()):
-            run_steps(steps, shared=options.shared, work=work)
+            run_steps(steps, shared=options.shared, work=work, keep_stale=options.keep_stale)
     return 0
 
 
@@ -184,7 +185,9 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     from fastntk.reproduce.records import setting_folder
     from lab.architecture_table import architecture_table
     from lab.augmented import AUGMENTED
-    from lab.comparison_page import FIGURE, comparison_figure, comparison_page
+    from lab.comparison_figure import comparison_figure
+    from lab.comparison_page import comparison_page
+    from lab.comparison_words import FIGURE
     from lab.development_page import development_page
     from lab.expectation import expectation_table
     from lab.headline import filled, headline

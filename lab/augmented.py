@@ -81,7 +81,7 @@ class OwnExperiment(Experiment):
         return Trained(self.subset.get(), wall, cpu, torch.get_num_threads())
 
 
-def open_own(setting: Setting, *, shared: Path, work: Path) -> OwnExperiment:
+def open_own(setting: Setting, *, shared: Path, work: Path, keep_stale: bool = False) -> OwnExperiment:
     """Build the model and load the data."""
-    opened = open_experiment(setting, shared=shared, work=work)
+    opened = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     return OwnExperiment(**{each.name: getattr(opened, each.name) for each in fields(Experiment)})

@@ -28,6 +28,7 @@ from fastntk.auditing import total_variation, weight_distance
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
+from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.records import read_record, write_record
@@ -62,20 +63,27 @@ def run(
     seeds: Sequence[int] | None = None,
     requests: int = REQUESTS,
     only_plan: bool = False,
+    keep_stale: bool = False,
     say: Say = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
-    """Make the entries that are missing, of these seeds (default: the setting's first two)."""
+    """Make the entries that are missing or stale, of these seeds (default: the setting's first two).
+
+    ``keep_stale``: entries that other code made stay as they are.
+    """
     chosen = setting.seeds[:2] if seeds is None else tuple(seeds)
     unknown = [seed for seed in chosen if seed not in setting.seeds]
     if unknown:
         raise InputError(f"{setting.name} has no seeds {unknown}: choose from {list(setting.seeds)}.")
-    todo = {seed: missing_depths(setting, seed, requests, path=record_file(out, seed)) for seed in chosen}
+    files = {seed: record_file(out, seed) for seed in chosen}
+    todo = {seed: missing_depths(setting, seed, requests, path=path, keep_stale=keep_stale) for seed, path in files.items()}
     count = sum(len(depths) for depths in todo.values())
+    stale = count - sum(len(missing_depths(setting, seed, requests, path=path, keep_stale=True)) for seed, path in files.items())
     seconds = sum(_estimate(setting, seed, depths, requests, work=work) for seed, depths in todo.items())
-    say(f"chain on {setting.name}: {count} of {len(chosen) * len(DEPTHS)} depths to do; about {seconds / 60:.0f} min (rough)")
+    total = len(chosen) * len(DEPTHS)
+    say(f"chain on {setting.name}: {count} of {total} depths to do ({stale} stale); about {seconds / 60:.0f} min (rough)")
     if only_plan or not count:
         return
-    experiment = open_experiment(setting, shared=shared, work=work)
+    experiment = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     for seed, depths in todo.items():
         if depths:
             ChainSeed.open(experiment, seed, requests, say=say).do(depths, record_file(out, seed))
@@ -97,10 +105,16 @@ def depth_digest(setting: Setting, seed: int, requests: int, label: str) -> str:
     return json_digest([*facts, label, DEPTHS[label]])
 
 
-def missing_depths(setting: Setting, seed: int, requests: int, *, path: Path) -> list[str]:
-    """The depths without an entry."""
+def missing_depths(setting: Setting, seed: int, requests: int, *, path: Path, keep_stale: bool = False) -> list[str]:
+    """The depths without an entry, or with one of other code (unless ``keep_stale``)."""
     known = read_record(path, schema=SCHEMA)["depths"] if path.exists() else {}
-    return [label for label in DEPTHS if known.get(label, {}).get("digest") != depth_digest(setting, seed, requests, label)]
+
+    def fresh(label: str) -> bool:
+        entry = known.get(label, {})
+        changed = () if keep_stale else changed_rooms(entry.get("code"), code_of("path-replay"))
+        return entry.get("digest") == depth_digest(setting, seed, requests, label) and not changed
+
+    return [label for label in DEPTHS if not fresh(label)]
 
 
 def _estimate(setting: Setting, seed: int, depths: Sequence[str], requests: int, *, work: Path) -> float:
@@ -169,6 +183,7 @@ class ChainSeed:
         head = {
             "digest": depth_digest(self.experiment.setting, self.seed, len(self.parts), label),
             "options": DEPTHS[label],
+            "code": code_of("path-replay"),
             "environment": environment(),
         }
         steps: list[dict[str, Any]] = []

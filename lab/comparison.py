@@ -4,9 +4,9 @@
                rehearsal Retrains                                                 -> <out>/tuned/<request>/<row>.json
     records    the runner's, with evidence, on the seeds that are reported        -> <out>/records/compare-<request>/…
 
-A baseline has one row, with its tuned options; one whose tuning is missing is left out, and the page says so. Our own methods have
-a row with their defaults, and another one where tuning chose other options. Processes with a request each share nothing but the
-trained weights, which are made by one of them while the other waits.
+A baseline has one row, with its tuned options; one whose tuning is missing is left out, and the page says so. Our own methods
+have a row with their defaults, and another one where tuning chose other options. Processes with a request each share nothing but
+the trained weights, which are made by one of them while the other waits.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def tune(
         minutes = len(todo) * trial_count() * TRIAL * costs.training_seconds(setting) / 60
         say(f"{setting_name(request)}: {len(todo)} of {len(tuned_methods())} methods to tune; about {minutes:.0f} min (rough)")
         if todo and not only_plan:
-            experiment = experiment or open_experiment(setting, shared=shared, work=work)
+            experiment = experiment or open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
             _tune_request(experiment, request, todo, out=out, say=say)
 
 

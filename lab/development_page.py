@@ -16,6 +16,7 @@ from typing import Any
 
 from fastntk.reproduce.records import read_record, setting_folder
 from fastntk.reproduce.setting import Setting
+from lab.provenance import provenance, stored
 from lab.unlearning_page import rows_of, setting_text, table_text
 
 FOLDER = "development"
@@ -30,11 +31,14 @@ and seeds that are reported elsewhere play no part. Few seeds stand behind each 
 hundredths is none. Accuracies in per cent. *TV*: total variation to the Retrain of the same seed, and to those of other seeds, as
 multiples of the distance between two Retrains, on forgotten / hold-out samples.
 """
+TRIED = "Provenance: the trials name no commit; they were made while the methods were developed, by older states of the code.\n"
 
 
 def development_page(settings: Sequence[Setting], *, out: Path) -> str:
     """The whole document."""
-    parts = [HEADER]
+    folders = [setting_folder(out, setting.name) / request.name for setting in settings for request in setting.requests]
+    measured = stored(path for folder in folders for path in sorted(folder.glob("*.json")))
+    parts = [HEADER, provenance(measured) if measured else TRIED]
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path, schema=TRIALS)
         parts.append(f"## {record['what'][0].upper() + record['what'][1:]}\n")

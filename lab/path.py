@@ -8,7 +8,8 @@ timed in the same process, again from time to time, so that a cost is always a r
     <out>/path/<setting>/seed<k>.json      fine-tuning, Retrain and Full of the seed, and one entry a row, written as they come
     <out>/path/<setting>/between.json      what needs several seeds: :mod:`lab.path_between`
 
-An entry that exists is not made again, as long as its digest (setting, row, requests, seed) is the same.
+An entry that exists is not made again, as long as its digest (setting, row, requests, seed) is the same, and the code that made
+it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from fastntk.auditing import relearn
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
+from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
-from fastntk.reproduce.experiment import Experiment, Trained, open_experiment, retrain_file, vector_folder
+from fastntk.reproduce.experiment import Experiment, Trained, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
 from fastntk.reproduce.records import read_record, without, write_record
 from fastntk.reproduce.retrain_clock import RetrainClock
@@ -64,6 +66,7 @@ def run(
     rows: Sequence[str] | None = None,
     only_plan: bool = False,
     only_finish: bool = False,
+    keep_stale: bool = False,
     opening: Callable[..., Experiment] = open_experiment,
     say: Say = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
@@ -75,16 +78,20 @@ def run(
     folder = seed_folder(out, setting)
     if not only_finish:
         check_methods(replace(setting, methods=chosen[1]))
-        todo = {seed: missing_rows(setting, seed, chosen[1], folder=folder) for seed in chosen[0]}
+        todo = {seed: missing_rows(setting, seed, chosen[1], folder=folder, keep_stale=keep_stale) for seed in chosen[0]}
+        stale = sum(len(rows) for rows in todo.values()) - sum(
+            len(missing_rows(setting, seed, chosen[1], folder=folder, keep_stale=True)) for seed in chosen[0]
+        )
         seconds_of = {seed: _estimate(setting, seed, rows, work=work) for seed, rows in todo.items()}
         todo = {seed: rows for seed, rows in todo.items() if seconds_of[seed]}
         seconds = sum(seconds_of.values())
         count = sum(len(rows) for rows in todo.values())
-        say(f"{setting.name}: {count} of {len(chosen[0]) * len(chosen[1])} rows to do; about {seconds / 60:.0f} min (rough)")
+        total = len(chosen[0]) * len(chosen[1])
+        say(f"{setting.name}: {count} of {total} rows to do ({stale} stale); about {seconds / 60:.0f} min (rough)")
         if only_plan:
             return
         if todo:
-            experiment = opening(setting, shared=shared, work=work)
+            experiment = opening(setting, shared=shared, work=work, keep_stale=keep_stale)
             for seed, missing in todo.items():
                 PathSeed(experiment, seed, folder / f"seed{seed}.json", say=say).do(missing)
     path = write_between(setting, out=out, models=vector_folder(setting, work))
@@ -117,11 +124,19 @@ def row_digest(setting: Setting, row: MethodRow, seed: int) -> str:
     return json_digest([*facts, row.label, row.method, dict(row.options), row.label in RELEARNED])
 
 
-def missing_rows(setting: Setting, seed: int, rows: Sequence[MethodRow], *, folder: Path) -> list[MethodRow]:
-    """The rows without an entry."""
+def missing_rows(
+    setting: Setting, seed: int, rows: Sequence[MethodRow], *, folder: Path, keep_stale: bool = False
+) -> list[MethodRow]:
+    """The rows without an entry, or with one of other code (unless ``keep_stale``)."""
     path = folder / f"seed{seed}.json"
     known = read_record(path, schema=SCHEMA)["rows"] if path.exists() else {}
-    return [row for row in rows if known.get(row.label, {}).get("digest") != row_digest(setting, row, seed)]
+
+    def fresh(row: MethodRow) -> bool:
+        entry = known.get(row.label, {})
+        changed = () if keep_stale else changed_rooms(entry.get("code"), code_of(row.method))
+        return entry.get("digest") == row_digest(setting, row, seed) and not changed
+
+    return [row for row in rows if not fresh(row)]
 
 
 def _order(setting: Setting, seed: int) -> tuple[Request, ...]:
@@ -214,9 +229,10 @@ class PathSeed:
 
     def _reference(self, request: Request, trained: Trained, known: dict[str, Any] | None) -> dict[str, Any]:
         """Full and the seed's Retrain: made once. ``timed``: Retrain's seconds, where all of it was run in this process."""
-        fresh = not (self.experiment.folder / retrain_file(request, self.seed)).exists()
+        keep_stale = self.experiment.keep_stale
+        fresh = not has_vector(self.experiment.folder / retrain_file(request, self.seed), keep_stale=keep_stale)
         retrain = self.retrain_outputs(request, self.seed)
-        if known is not None and not fresh:
+        if known is not None and not fresh and (keep_stale or not changed_rooms(known.get("code"), code_of("retrain"))):
             return known
         retrained = self.experiment.retrained(request, self.seed)
         full = self.outputs(request, "full", trained.vector)
@@ -230,6 +246,7 @@ class PathSeed:
             | compared(full, retrain=retrain, full=full, anchor=self.experiment.anchor)
             | self._relearned(request, full.vector),
             "retrain": own_figures(retrain) | self._relearned(request, retrain.vector),
+            "code": code_of("retrain"),
             "environment": environment(),
         }
 
@@ -237,6 +254,7 @@ class PathSeed:
         """A row: its first request on a fresh run, the others from what that left, and the figures of each result."""
         run = fresh_run(self.experiment, self.seed, trained)
         head = {"digest": row_digest(self.setting, row, self.seed), "method": row.method, "options": dict(row.options)}
+        head["code"] = code_of(row.method)
         try:
             requests = self._requests(row, run, trained)
         except DivergedError as error:

@@ -25,7 +25,7 @@ from fastntk.auditing.metrics import margins
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest, tensor_digest
-from fastntk.reproduce.experiment import Experiment, Trained, read_vector, write_vector
+from fastntk.reproduce.experiment import Experiment, Trained, has_vector, read_vector, write_vector
 from fastntk.reproduce.setting import Request
 from fastntk.training.network import predict
 from fastntk.training.run import Run
@@ -55,7 +55,7 @@ class Outputs:
 def traced_fit(experiment: Experiment, seed: int) -> tuple[Trained, bool]:
     """The recorded fine-tuning of a seed, and whether it was made just now; half of a pair of files is made again."""
     path, folder = experiment.folder / f"traced-seed{seed}.safetensors", trace_folder(experiment, seed)
-    if path.exists() and folder.exists():
+    if has_vector(path, keep_stale=experiment.keep_stale) and folder.exists():
         return read_vector(path, identity=experiment.identity), False
     path.unlink(missing_ok=True)
     if folder.exists():

@@ -15,9 +15,11 @@ from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
 from lab.augmented import OwnSetting
+from lab.chain import record_file
 from lab.chain_page import chain_text
 from lab.path_rows import FULL, RETRAIN, PathRecords, PathRow, Relearn
 from lab.path_targets import target_lines
+from lab.provenance import provenance, stored
 from lab.unlearning_page import figure_text, setting_text, single_text
 
 HEADER = """# Replay along the recorded path, measured
@@ -65,7 +67,17 @@ def path_page(
     records = [PathRecords.read(setting, out=out) for setting in settings]
     loops = [(setting, PathRecords.read(setting, out=out)) for setting in augmented]
     everything = [*records, *(each for _, each in loops)]
-    parts = [HEADER.format(least=LEAST), "## Wanted, and measured\n", TARGETS, *target_lines(everything), ""]
+    chains = stored(path for setting in chain for seed in setting.seeds if (path := record_file(out, seed)).exists())
+    removals = stored(path for setting in single for path in sorted((out / "single" / setting.name).glob("removal-*.json")))
+    measured = [*(record for each in everything for record in each.seeds.values()), *chains, *removals]
+    parts = [
+        HEADER.format(least=LEAST),
+        provenance(measured),
+        "## Wanted, and measured\n",
+        TARGETS,
+        *target_lines(everything),
+        "",
+    ]
     parts.append(_recording(out / "bench" / "trace.json"))
     parts += [_setting(each, out=out) for each in records]
     parts += [_augmented(setting, each) for setting, each in loops]

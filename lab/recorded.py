@@ -4,7 +4,7 @@ Every model is trained from the pre-trained weights in a loop of :mod:`lab.recor
 samples, the others in the same batches, cropped, flipped and dropped out the same way. A request is a class, a random tenth of
 the samples, or a single image (five of them, one at a time).
 
-    <work>/recorded/<loop>/<model>-seed<k>.safetensors     logits on D_f and the hold-out set, and seconds; made once
+    <work>/recorded/<loop>/<model>-seed<k>.safetensors     logits on D_f and the hold-out set, and seconds; made once by one code
     <out>/recorded/<loop>.json                             all figures, written when the last of them is there
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fastntk.auditing import accuracy, mean_loss, recovered, total_variation
 from fastntk.base.atomic import write_file
 from fastntk.data import Samples
+from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import slug
@@ -66,9 +67,10 @@ class Answers:
 class Recorded:
     """One loop at work."""
 
-    def __init__(self, name: str, *, shared: Path, work: Path, say: Say) -> None:
+    def __init__(self, name: str, *, shared: Path, work: Path, say: Say, keep_stale: bool = False) -> None:
         self.name, self.bench, self.say = name, LOOPS[name](shared), say
         self.folder = work / "recorded" / name
+        self.keep_stale = keep_stale
         self.requests = requests(self.bench.samples)
         self._runs: dict[int, tuple[Run, float]] = {}
 
@@ -84,18 +86,20 @@ class Recorded:
         return self._runs[seed]
 
     def answers(self, label: str, request: str, seed: int, make: Callable[[], tuple[nn.Module, float]]) -> Answers:
-        """Those of a model, from the file where it is there."""
+        """Those of a model, from the file where it is there and made by this code."""
         path = self.folder / f"{request}-{slug(label)}-seed{seed}.safetensors"
+        code = code_of("path-replay")
         if path.exists():
             with safetensors.safe_open(path, framework="pt") as file:
                 header = file.metadata()
-                return Answers(file.get_tensor("forget"), file.get_tensor("holdout"), json.loads(header["seconds"]))
+                if self.keep_stale or not changed_rooms(json.loads(header.get("code", "null")), code):
+                    return Answers(file.get_tensor("forget"), file.get_tensor("holdout"), json.loads(header["seconds"]))
         model, seconds = make()
         model.eval()
         gone = self.bench.samples.subset(self.requests[request])
         made = Answers(predict(model, gone.inputs), predict(model, self.bench.holdout.inputs), seconds)
         tensors = {name: getattr(made, name).contiguous() for name in SETS}
-        write_file(path, save(tensors, metadata={"seconds": json.dumps(seconds)}))
+        write_file(path, save(tensors, metadata={"seconds": json.dumps(seconds), "code": json.dumps(code)}), overwrite=True)
         self.say(f"{self.name} · seed {seed} · {request} · {label}: {seconds:.1f} s")
         return made
 
@@ -178,10 +182,11 @@ def run(
     out: Path,
     work: Path,
     shared: Path,
+    keep_stale: bool = False,
     say: Say = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Path:
-    """Make what is missing of a loop, and write its record."""
-    recorded = Recorded(name, shared=shared, work=work, say=say)
+    """Make what is missing or stale of a loop (``keep_stale``: what other code made stays), and write its record."""
+    recorded = Recorded(name, shared=shared, work=work, say=say, keep_stale=keep_stale)
     recorded.make_all()
     bench: Bench = recorded.bench
     target = out / "recorded" / f"{name}.json"
@@ -192,6 +197,8 @@ def run(
         "samples": len(bench.samples),
         "holdout": len(bench.holdout),
         "seeds": list(SEEDS),
+        # Models that other code made are not vouched for.
+        **({} if keep_stale else {"code": code_of("path-replay")}),
         "environment": environment(),
         "requests": recorded.figures(),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.summary import Figure
+from lab.provenance import provenance, stored
 from lab.recorded import SCHEMA, SETS
 from lab.recorded_loops import DEPTHS, LOOPS, WHOLE
 from lab.unlearning_page import figure_text
@@ -42,9 +43,9 @@ COLUMNS = (
 
 def recorded_page(out: Path) -> str:
     """The whole document; what was not run says so."""
-    parts = [HEADER]
-    for name in LOOPS:
-        path = out / "recorded" / f"{name}.json"
+    files = {name: out / "recorded" / f"{name}.json" for name in LOOPS}
+    parts = [HEADER, provenance(stored(path for path in files.values() if path.exists()))]
+    for name, path in files.items():
         parts.append(_table(read_record(path, schema=SCHEMA)) if path.exists() else f"## {name}\n\nNot run.\n")
     return "\n".join(parts)
 

@@ -11,10 +11,12 @@ from fastntk.reproduce.cells import Cell, cells_of
 from fastntk.reproduce.compare import Comparison, compare
 from fastntk.reproduce.paper import TABLES
 from fastntk.reproduce.plots import plot
+from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.render import markdown
 from fastntk.reproduce.tables import heading, table_of
 from lab.agreement import agreement, probe_agreement
 from lab.parameters import parameter_tables, shares
+from lab.provenance import provenance, stored
 
 PAGE = "results.md"
 HEADER = """# The paper's tables
@@ -65,7 +67,7 @@ def page_cells(table: str) -> tuple[Cell, ...]:
 def results_page(*, out: Path) -> dict[str, bytes]:
     """The files of the page by name, from the records in ``out``."""
     files: dict[str, bytes] = {}
-    parts, everything = [HEADER], list[Comparison]()
+    parts, everything = [HEADER, _provenance(out)], list[Comparison]()
     for name in TABLES:
         comparisons = compare(name, _with_run_real(name, out), out=out)
         everything += comparisons
@@ -78,6 +80,19 @@ def results_page(*, out: Path) -> dict[str, bytes]:
     parts += ["### What the probing table shows", "", probe_agreement(everything), _departures()]
     files[PAGE] = "\n".join(parts).encode()
     return files
+
+
+def _provenance(out: Path) -> str:
+    """Of the records that the tables are made from."""
+    paths = {
+        folder / f"{row.slug}-seed{seed}.json"
+        for name in TABLES
+        for cell in _with_run_real(name, out)
+        for folder in [setting_folder(out, cell.setting.name) / cell.request.name]
+        for row in cell.methods
+        for seed in cell.setting.seeds_of(row)
+    }
+    return provenance(stored(path for path in sorted(paths) if path.exists()))
 
 
 def _departures() -> str:

@@ -20,10 +20,11 @@ from torch import Tensor
 from fastntk.auditing import margins, mean_loss
 from fastntk.base.digest import json_digest
 from fastntk.reproduce import costs
+from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
 from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
-from fastntk.reproduce.records import SETTING_FILE, check_folder, has_record, without, write_record
+from fastntk.reproduce.records import MISSING, SETTING_FILE, check_folder, reason_to_run, without, write_record
 from fastntk.reproduce.setting import Setting
 from fastntk.reproduce.step_runner import describe_setting
 from fastntk.tangent.linearisation import Linearisation, linearise_run
@@ -46,20 +47,24 @@ def run(
     shared: Path,
     removals: int = REMOVALS,
     only_plan: bool = False,
+    keep_stale: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Make the records that are missing."""
+    """Make the records that are missing or stale (made by other code; ``keep_stale``: these stay)."""
     check_methods(setting)
     folder = out / "single" / setting.name
     check_folder(folder, setting.digest)
     digest = json_digest([setting.digest, removals, [[m.label, m.method, dict(m.options)] for m in setting.methods]])
     targets = [folder / f"removal-{number:03d}.json" for number in range(removals)]
-    missing = [number for number, target in enumerate(targets) if not has_record(target, digest, schema=REMOVAL)]
+    code = code_of(*(row.method for row in setting.methods))
+    reasons = [reason_to_run(path, lambda _: digest, code, schema=REMOVAL, keep_stale=keep_stale) for path in targets]
+    missing = [number for number, reason in enumerate(reasons) if reason is not None]
+    stale = sum(reason not in (None, MISSING) for reason in reasons)
     minutes = len(missing) * costs.training_seconds(setting) * 1.3 / 60
-    say(f"{setting.name}: {len(missing)} of {removals} removals to do; about {minutes:.0f} min")
+    say(f"{setting.name}: {len(missing)} of {removals} removals to do ({stale} stale); about {minutes:.0f} min")
     if only_plan or not missing:
         return
-    experiment = open_experiment(setting, shared=shared, work=work)
+    experiment = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     describe_setting(folder / SETTING_FILE, experiment)
     places = torch.linspace(0, len(experiment.samples) - 1, removals).round().long().tolist()
     origin = _origin(experiment)
@@ -67,7 +72,7 @@ def run(
     started = time.perf_counter()
     for count, number in enumerate(missing, 1):
         record = removal(experiment, origin, linearisation, places[number])
-        write_record(targets[number], {"digest": digest, "number": number} | record)
+        write_record(targets[number], {"digest": digest, "code": code, "number": number} | record)
         left = (time.perf_counter() - started) / count * (len(missing) - count)
         say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
 

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from fastntk.reproduce.records import SCHEMA, SETTING_FILE, read_record, setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
+from lab.provenance import provenance, stored
 from lab.rows import Row, row_of
 from lab.single import REMOVAL
 from lab.targets import target_table
@@ -50,7 +51,7 @@ COLUMNS = (
 
 def page(settings: Sequence[Setting], *, single: Sequence[Setting], out: Path) -> str:
     """The whole document."""
-    parts = [HEADER]
+    parts = [HEADER, provenance(stored(_paths(_folders(settings, single, out=out))))]
     rows = {
         (setting.name, request.name): rows_of(setting, request, folder=setting_folder(out, setting.name))
         for setting in settings
@@ -194,8 +195,12 @@ def _folders(settings: Sequence[Setting], single: Sequence[Setting], *, out: Pat
     return pooled + [out / "single" / setting.name for setting in single]
 
 
+def _paths(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE]
+
+
 def _environments(folders: Sequence[Path]) -> str:
-    paths = [path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE]
+    paths = _paths(folders)
     machines = set()
     for path in paths:
         where = read_record(path, schema=REMOVAL if path.name.startswith("removal-") else SCHEMA)["environment"]

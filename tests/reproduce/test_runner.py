@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from tiny_cells import TINY as BASE
 
 from fastntk import audit, fit, unlearn
 from fastntk.base.errors import InputError
-from fastntk.reproduce import MethodRow, Request, Setting, plan, run_steps
-from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce import MethodRow, Request, Setting, code, plan, run_steps
+from fastntk.reproduce.experiment import fit_file, has_vector, open_experiment
 from fastntk.reproduce.records import DROPPED, jsonable, without
-from fastntk.reproduce.runner import record_digest
+from fastntk.reproduce.runner import record_digest, stale_text
+from fastntk.reproduce.setting import FAST_NTK
 from fastntk.reproduce.step_runner import StepRunner
 from fastntk.training.recipe import Recipe
 
@@ -122,11 +122,57 @@ def test_runs_and_retrains_have_models_of_their_own(finished: Path) -> None:
     assert len(shared) == len(list(run.model.parameters())) - len(run.subset.names)
 
 
-def test_a_record_of_another_version_is_noticed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = partial(record_digest, version="0.0.9")
-    monkeypatch.setattr("fastntk.reproduce.runner.record_digest", digest)
-    with pytest.raises(InputError, match="another version of fastntk"):
-        plan([TINY], out=finished, work=finished / "work")
+def other_code(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    now = code._room_digest
+    monkeypatch.setattr(code, "_room_digest", lambda package, room: "other" if room == changed else now(package, room))
+
+
+def test_records_of_other_code_are_stale_and_made_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = finished / "work"
+    other_code(monkeypatch, "auditing")
+    steps = plan([TINY], out=finished, work=work)
+    assert [step.kind for step in steps] == ["record"] * 14
+    assert stale_text(steps) == "14 records are stale and made again: made by other code (auditing)"
+    assert plan([TINY], out=finished, work=work, keep_stale=True) == []
+
+
+def test_a_baseline_that_changed_leaves_the_others_records(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other_code(monkeypatch, "baselines")
+    steps = plan([TINY], out=finished, work=finished / "work")
+    assert {step.row.method for step in steps} == {"random-label"}
+
+
+def test_weights_of_other_training_code_are_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = open_experiment(TINY, shared=Path("nowhere"), work=tmp_path)
+    experiment.fitted(100)
+    path = experiment.folder / fit_file(100)
+    before = path.stat().st_mtime_ns
+    experiment.fitted(100)
+    assert path.stat().st_mtime_ns == before
+    other_code(monkeypatch, "training")
+    assert not has_vector(path)
+    dataclasses.replace(experiment, keep_stale=True).fitted(100)
+    assert path.stat().st_mtime_ns == before
+    experiment.fitted(100)
+    assert path.stat().st_mtime_ns > before
+    assert has_vector(path)
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_record_from_before_code_was_noted_is_stale_and_one_of_another_version_alone_is_not(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished / "records", tmp_path / "records")
+    path = tmp_path / "records/tiny/class-0/fast-ntk-seed100.json"
+    record = json.loads(path.read_text())
+    older = record | {"fastntk": "0.0.9", "digest": record_digest(TINY, TINY.requests[0], FAST_NTK, 100, version="0.0.9")}
+    del older["record_sha256"]
+    path.write_text(json.dumps(older))
+    assert plan([TINY], out=tmp_path, work=finished / "work") == []
+    del older["code"]
+    path.write_text(json.dumps(older))
+    (step,) = plan([TINY], out=tmp_path, work=finished / "work")
+    assert step.reason == "made by an older state of the code"
 
 
 def test_nothing_is_run_twice(finished: Path) -> None:
@@ -163,8 +209,9 @@ def test_another_configuration_is_refused(finished: Path, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="made by another configuration"):
         plan([other], out=finished, work=finished / "work")
     relabelled = dataclasses.replace(TINY, methods=(MethodRow("fast-ntk", "fast-ntk", {"damping": 0.5}),))
-    with pytest.raises(InputError, match="another method, options or request"):
-        plan([relabelled], out=finished, work=finished / "work")
+    for keep_stale in (False, True):
+        steps = plan([relabelled], out=finished, work=finished / "work", keep_stale=keep_stale)
+        assert {step.reason for step in steps} == {"made with another method, options or request"}
     shutil.copytree(finished / "records", tmp_path / "records")
     (tmp_path / "records/tiny/setting.json").unlink()
     with pytest.raises(InputError, match=r"records but no setting\.json"):

@@ -58,7 +58,7 @@ class Lock:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait until no other process is in this block with this lock file, which is gone afterwards; no lock where there are none."""
+    """Wait until no other process is in a block with this lock file, which is gone afterwards; no lock where there are none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -37,6 +37,9 @@ def reproduce(
         Path, typer.Option("--data-root", "--shared", envvar=SHARED, help="Folder with data/ and weights/.")
     ] = Path("../shared"),
     work: Annotated[Path | None, typer.Option("--work", help="Folder of trained weights (default: DIR/work).")] = None,
+    keep_stale: Annotated[
+        bool, typer.Option("--keep-stale", help="Keep records and weights that another state of the code made.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run and how long, and stop.")] = False,
     threads: Threads = None,
     json: Json = False,
@@ -44,7 +47,7 @@ def reproduce(
     """Reproduce one of the paper's tables: run the cells that are missing, then write them beside the paper's figures.
 
     One record a cell, method and seed, what unlearn and then audit give, is kept in DIR/records; a run that was stopped, even
-    killed, goes on from there. Nothing is written outside DIR and --work.
+    killed, goes on from there. Nothing is written outside DIR and --work. Records made by other code are made again.
     Without --real the cells are those that two CPU cores can do; what replaces the paper's network or data is labelled.
 
     Examples:
@@ -59,7 +62,7 @@ def reproduce(
     from fastntk.reproduce.loading import check_files
     from fastntk.reproduce.output import write_table
     from fastntk.reproduce.runner import plan as plan_steps
-    from fastntk.reproduce.runner import run_steps
+    from fastntk.reproduce.runner import run_steps, stale_text
     from fastntk.reproduce.selection import select_cells, settings_of
 
     output = Output(as_json=json)
@@ -77,15 +80,20 @@ def reproduce(
     for folder in (out, work):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file: expected a folder, or a name that is free.")
-    steps = plan_steps(settings_of(cells), out=out, work=work)
+    steps = plan_steps(settings_of(cells), out=out, work=work, keep_stale=keep_stale)
     record = _announce(output, cells, steps)
+    if keep_stale:
+        kept = len(plan_steps(settings_of(cells), out=out, work=work)) - len(steps)
+        output.say(f"{kept} steps are not done again, though other code made their files (--keep-stale).")
+    elif stale_text(steps):
+        output.say(stale_text(steps) + ".")
     if plan:
         output.finish({"command": "reproduce", "table": table, "plan": record, "expected": _expect(output, cells)})
         return
     check_files([step.setting for step in steps], data_root)
     try:
         with progress():
-            run_steps(steps, shared=data_root, work=work)
+            run_steps(steps, shared=data_root, work=work, keep_stale=keep_stale)
             written = write_table(table, cells, out=out)
     except KeyboardInterrupt as interrupt:
         # What is finished is kept as records; nothing half-done remains.

@@ -1,9 +1,9 @@
 """Which code a record was made by: digests of the source that decides figures, room by room.
 
 A digest is over the modules' syntax trees without docstrings, comments, formatting, annotations and the words of errors:
-rewording changes nothing, another constant or default does. ``baselines`` are apart from ``unlearning``, so that a new baseline leaves the
-records of other methods as they are; the registry is in neither. Rooms that decide no figure (command line, reports, storage,
-integrations, base) are not here.
+rewording changes nothing, another constant or default does. ``baselines`` are apart from ``unlearning``, so that a new baseline
+leaves the records of other methods as they are; the registry is in neither. Rooms that decide no figure (command line, reports,
+storage, integrations, base) are not here.
 
     TRAINING      what decides trained weights             data, models, tuning, training
     UNLEARNING    and what an unlearned model is           linalg, tangent, planning, unlearning (and Retrain)
@@ -55,7 +55,8 @@ def source_digest(text: str) -> str:
 
 
 def _is_baseline(name: str) -> bool:
-    return name in METHODS and METHODS[name].run.__module__.startswith("fastntk.unlearning.baselines.")
+    room, _, module = METHODS[name].run.__module__.rpartition(".") if name in METHODS else ("", "", "")
+    return room.startswith("fastntk.unlearning.baselines") and f"{module}.py" not in _SHARED
 
 
 @cache

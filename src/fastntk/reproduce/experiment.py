@@ -4,16 +4,18 @@
     <work>/<model>-<training digest>/retrain-<request>-seed<k>.safetensors
     <work>/<model>-<training digest>/trace-seed<k>/
 
-Each file holds the tuned vector, and in its header what it was made from and what it cost. A file made from other data or other
-pre-trained weights is refused. A trace is recorded while the vector is trained, where a method of the setting needs one; a vector
-that is there without its trace is trained once more for it. Runs and Retrains that are handed out have models of their own, which
-share with one another only what no training of an experiment changes.
+Each file holds the tuned vector, and in its header what it was made from, by which code, and what it cost. A file made from other
+data or other pre-trained weights is refused, one made by other training code is made again (``keep_stale``: it stays). A trace is
+recorded while the vector is trained, where a method of the setting needs one; a vector that is there without its trace is trained
+once more for it. Runs and Retrains that are handed out have models of their own, which share with one another only what no
+training of an experiment changes. Several processes may work in one folder: what one of them trains, the others wait for.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from fastntk.data import ForgetRequest, Samples, Split, load_source
 from fastntk.data.catalog import select
 from fastntk.data.sources import open_source
 from fastntk.models import build_model, card_of, input_spec
+from fastntk.reproduce.code import TRAINING, changed_rooms, code_of
 from fastntk.reproduce.loading import chosen_classes, load_rest
 from fastntk.reproduce.methods import needs_trace
 from fastntk.reproduce.setting import REST, Request, Setting, locate, slug
@@ -67,6 +70,7 @@ class Experiment:
     samples: Samples
     holdout: Samples
     folder: Path
+    keep_stale: bool = False
 
     @cached_property
     def identity(self) -> str:
@@ -160,21 +164,21 @@ class Experiment:
 
     def _read_or_train(self, name: str, *, identity: str, keep: Tensor | None, seed: int) -> Trained:
         path = self.folder / name
-        if path.exists():
+        if has_vector(path, keep_stale=self.keep_stale):
             return read_vector(path, identity=identity)
         with one_at_a_time(path.with_suffix(".lock")):
-            if path.exists():  # made by another process in the meantime
+            if has_vector(path, keep_stale=self.keep_stale):  # made by another process in the meantime
                 return read_vector(path, identity=identity)
-            trace = self.folder / trace_folder(seed) if self.traced and keep is None else None
-            if trace is not None and trace.exists():  # left by a training that ended before its vector was written
+            trace = self.folder / trace_folder(seed)
+            if keep is None and trace.exists():  # of a training that ended before its vector was written, or of other code
                 shutil.rmtree(trace)
-            trained = self.train(seed, keep, trace=trace)
+            trained = self.train(seed, keep, trace=trace if self.traced and keep is None else None)
             write_vector(path, trained, identity=identity)
             return trained
 
 
-def open_experiment(setting: Setting, *, shared: Path, work: Path) -> Experiment:
-    """Build the model and load the data."""
+def open_experiment(setting: Setting, *, shared: Path, work: Path, keep_stale: bool = False) -> Experiment:
+    """Build the model and load the data. ``keep_stale``: trained weights that other code made are taken as they are."""
     source = locate(setting.data, shared)
     catalog = open_source(source)
     names = chosen_classes(setting, catalog.names)
@@ -194,7 +198,7 @@ def open_experiment(setting: Setting, *, shared: Path, work: Path) -> Experiment
         holdout = load_rest(catalog, samples, spec=spec, most=setting.holdout_per_class)
     else:
         holdout = load_source(locate(setting.holdout, shared), spec=spec, classes=samples.classes)
-    return Experiment(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work))
+    return Experiment(setting, model, subset, subset.get(), samples, holdout, vector_folder(setting, work), keep_stale)
 
 
 def vector_folder(setting: Setting, work: Path) -> Path:
@@ -220,7 +224,20 @@ def retrain_file(request: Request, seed: int) -> str:
 def write_vector(path: Path, trained: Trained, *, identity: str) -> None:
     """Keep a tuned vector and what it was made from."""
     header = {"identity": identity, "wall": repr(trained.wall), "cpu": repr(trained.cpu), "threads": str(trained.threads)}
+    header["code"] = json.dumps(code_of(rooms=TRAINING))
     write_file(path, save({"vector": trained.vector}, metadata=header), overwrite=True)
+
+
+def has_vector(path: Path, *, keep_stale: bool = False) -> bool:
+    """Whether trained weights are there, made by the training code of now (or, with ``keep_stale``, by any)."""
+    if not path.exists() or keep_stale:
+        return path.exists()
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            known = json.loads((file.metadata() or {}).get("code", "null"))
+    except (safetensors.SafetensorError, OSError, ValueError):
+        return True  # reading it says what is wrong
+    return not changed_rooms(known, code_of(rooms=TRAINING))
 
 
 def read_vector(path: Path, *, identity: str) -> Trained:

@@ -1,7 +1,7 @@
 """Retrain's seconds as measured in the process that times a method: a cost is then a ratio within one run.
 
-The kept Retrain may have been made hours earlier, beside other work or with other threads. Its first epochs (same batches) are run
-again and scaled up, and again every ``RENEW`` seconds.
+The kept Retrain may have been made hours earlier, beside other work or with other threads. Its first epochs (same batches) are
+run again and scaled up, and again every ``RENEW`` seconds.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fastntk.base.digest import json_digest
 from fastntk.base.version import __version__
 from fastntk.reproduce import costs
 from fastntk.reproduce.code import code_of
-from fastntk.reproduce.experiment import fit_file, open_experiment, retrain_file, vector_folder
+from fastntk.reproduce.experiment import fit_file, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows
 from fastntk.reproduce.records import MISSING, SCHEMA, check_folder, reason_to_run, setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
@@ -67,7 +67,7 @@ def plan(settings: Sequence[Setting], *, out: Path, work: Path, keep_stale: bool
                 for seed in setting.retrain_seeds
             ),
         ]
-        steps += [step for step in trainings if not step.target.exists()]
+        steps += [step for step in trainings if not has_vector(step.target, keep_stale=keep_stale)]
         steps += missing
     return steps
 
@@ -108,9 +108,17 @@ def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int,
 
 
 def run_steps(
-    steps: Sequence[Step], *, shared: Path, work: Path, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+    steps: Sequence[Step],
+    *,
+    shared: Path,
+    work: Path,
+    keep_stale: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Do the steps in order, saying after each how long it took and about how much is left."""
+    """Do the steps in order, saying after each how long it took and about how much is left.
+
+    ``keep_stale``: trained weights that other code made are taken as they are.
+    """
     from fastntk.reproduce.step_runner import StepRunner
 
     runner: StepRunner | None = None
@@ -120,7 +128,7 @@ def run_steps(
         say(f"[{number}/{len(steps)}] {step.title} …")
         if runner is None or runner.experiment.setting != step.setting:
             runner = None  # The old setting's rows can be gigabytes: let go of them before the next is loaded.
-            runner = StepRunner(open_experiment(step.setting, shared=shared, work=work))
+            runner = StepRunner(open_experiment(step.setting, shared=shared, work=work, keep_stale=keep_stale))
         step_started = time.perf_counter()
         runner.do(step)
         spent += step.seconds

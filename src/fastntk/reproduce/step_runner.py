@@ -1,8 +1,8 @@
 """One step done: a training that is kept, or a record, which is ``unlearn`` and then ``audit`` beside the kept Retrains.
 
 A method's cost is counted as if it were alone: the seconds of the shared rows are added to each method that needs them; what
-a further request would cost, without them, stands beside it. A method that walks along a trace gets a run of its own, with nothing
-in it that another one computed. No figure is measured here.
+a further request would cost, without them, stands beside it. A method that walks along a trace gets a run of its own, with
+nothing in it that another one computed. No figure is measured here.
 """
 
 from __future__ import annotations
