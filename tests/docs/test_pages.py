@@ -21,7 +21,10 @@ import fastntk.schemas
 from fastntk.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LANGUAGES = ("python", "sh", "diff", "json", "text", "html", "toml", "latex")
 
 
