@@ -7,8 +7,10 @@ import importlib.util
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,21 +21,27 @@ import fastntk.schemas
 from fastntk.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LANGUAGES = ("python", "sh", "diff", "json", "text", "html", "toml", "latex")
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+DEVELOPERS = {"test", "docs", "bench"}  # extras for work on the package itself
+
+
+def module_of(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
-digit_folder = example("digit_folder").digit_folder
+digit_folder = module_of(ROOT / "examples" / "digit_folder.py").digit_folder
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -127,3 +135,29 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
     refused = CliRunner().invoke(app, ["plan", "runs/photos", "--classes", "digit-1"])
     assert refused.exit_code == 2
     assert "The data changed since this run was made" in refused.stderr
+
+
+def test_the_extras_of_the_how_to_are_those_of_the_project() -> None:
+    """An extra is for users, and then in the table with what it brings, or for work on the package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    section = (ROOT / "docs" / "howto.md").read_text("utf-8").split("\n## Install\n")[1].split("\n## ")[0]
+    table = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.M))
+    brought = {name: ", ".join(re.split(r"[<>=\[]", package)[0] for package in extras[name]) for name in set(extras) - DEVELOPERS}
+    assert table == brought
+
+
+def test_concepts_show_their_pictures_and_give_no_figures() -> None:
+    """The pictures are those that the tool draws, readable on a phone, with words for whoever does not see them."""
+    page = (ROOT / "docs" / "concepts.md").read_text("utf-8")
+    pictures = module_of(ROOT / "tools" / "concept_pictures.py").PICTURES
+    shown = {name: words for words, name in re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", page)}
+    assert set(shown) == set(pictures)
+    assert min(len(words) for words in shown.values()) > 100
+    for name, draw in pictures.items():
+        text = (ROOT / "docs" / name).read_text("utf-8")
+        assert text == draw(), f"{name}: run python tools/concept_pictures.py"
+        svg = ElementTree.fromstring(text)
+        assert svg.attrib["viewBox"].split()[2] == "440"
+        assert min(int(size) for size in re.findall(r'font-size="(\d+)"', text)) >= 14
+        assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.findall(r"\d\s*(?:%|×)|\d\.\d", page), "measured figures belong on the pages of results"

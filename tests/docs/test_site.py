@@ -16,7 +16,7 @@ from mkdocs.exceptions import Abort
 import fastntk
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
 
 @pytest.fixture(scope="module")
