@@ -47,11 +47,12 @@ def stored(paths: Iterable[Path]) -> list[Any]:
 
 
 def _entries(value: Any) -> Iterator[dict[str, Any]]:
-    """Every part that was measured at one time: what has an environment of its own."""
+    """Every part that was measured at one time: the outermost ones that have an environment."""
     if not isinstance(value, dict):
         return
     if isinstance(value.get("environment"), dict):
         yield value
+        return
     for part in value.values():
         yield from _entries(part)
 
