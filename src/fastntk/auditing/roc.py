@@ -35,6 +35,17 @@ def auc(members: Any, others: Any) -> float:
     return float((below + upto).sum() / (2 * len(high) * len(low)))
 
 
+def weighted_auc(scores: Array, truth: Array, weights: Array) -> Array:
+    """Areas (B,) of scores (B, n) for truth (B, n), 1 or 0, where the samples have weights (B, n); ties count half."""
+    areas = []
+    for row, side, weight in zip(scores, truth, weights):
+        values, place = np.unique(row, return_inverse=True)
+        high, low = (np.bincount(place, weights=weight * part, minlength=len(values)) for part in (side, 1 - side))
+        below = np.cumsum(low) - low
+        areas.append(float((high * (below + low / 2)).sum() / (high.sum() * low.sum())))
+    return np.array(areas)
+
+
 def curve(members: Any, others: Any) -> tuple[Array, Array]:
     """False- and true-positive rates at every distinct threshold, from (0, 0) to (1, 1), both ascending."""
     high, low = _scores(members, others)
