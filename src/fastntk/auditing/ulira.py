@@ -21,7 +21,7 @@ over the forgotten samples of
 
 **What varies.** Where all models are made from the same data, forget set and anchor, only the seed differs: ``seed-only``.
 That is less than in the original test, whose models have other data and other forget sets; ``resampled`` ensembles draw the
-forget set anew for each model, around fixed samples that are looked at (``python -m lab run attacks``). """
+forget set anew for each model, around fixed samples that are looked at (``python -m lab run attacks``)."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def u_lira(unlearned: Any, retrained: Any) -> Attack:
 def _scored(unlearned: Array, retrained: Array, floor: float) -> Iterator[tuple[Array, Array]]:
     """Scores (n,) of the k-th model of either side by fits without both, for every k."""
     for k in range(len(unlearned)):
-        rest = np.arange(len(unlearned)) != k fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for
-        part in (unlearned, retrained)] yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in
-        (unlearned[k], retrained[k]))  # type: ignore[misc]
+        rest = np.arange(len(unlearned)) != k
+        fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for part in (unlearned, retrained)]
+        yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (unlearned[k], retrained[k]))  # type: ignore[misc]
 
 
 def _area(unlearned: Array, retrained: Array, floor: float) -> float:
