@@ -1,6 +1,6 @@
 """Ranking figures of an attack: scores of members and non-members in, area, curve and their noise out.
 
-    AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where they cannot be told apart
+    AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where ranking does not tell them apart
     TPR at an FPR = the largest share of members above a threshold that at most that share of non-members is above
     SE   = √[(A(1−A) + (m−1)(Q1−A²) + (k−1)(Q2−A²)) / mk]     Q1 = A/(2−A), Q2 = 2A²/(1+A)      (Hanley and McNeil)
 

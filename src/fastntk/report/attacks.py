@@ -78,8 +78,8 @@ def ensemble_remarks(attacks: Membership) -> tuple[str, ...]:
     varied = known(about.variation) or "seed-only"
     differ = "their seeds" if varied == "seed-only" else "their seeds and forget sets"
     made = (
-        f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}. It is {varied}: the "
-        f"models differ by {differ}."
+        f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}. It is {varied}: "
+        f"the models differ by {differ}."
     )
     note = None if klom is None else known(klom.note)
     return (made, f"KLoM: {clean(note)}") if note else (made,)

@@ -222,8 +222,8 @@ def _spread_remark(pairs: Mapping[str, Mapping[tuple[str, str], float]]) -> tupl
         return ()
     return (
         f"On the forgotten samples the unlearned model is {figure(ours / spread, 2)} times as far from Retrain as Retrains of "
-        "different seeds are from each other (total variation). A Retrain of another seed is at about 1; a model at 1 may still "
-        "be shifted in one direction, which U-LiRA sees.",
+        "different seeds are from each other (total variation). A Retrain of another seed is at about 1; at 1 a model may still "
+        "differ in small probabilities, which U-LiRA sees.",
     )
 
 
