@@ -37,7 +37,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
   are over all requests of the setting, and the same in its tables.
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
   as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. A Retrain of another seed
-  is at 1.0 × in *others* on average; a distance alone does not say that two models cannot be told apart.
+  is at 1.0 × in *others* on average; a distance alone does not say that nothing tells two models apart
+  ([metrics.md](metrics.md)).
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
 - *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05, in rows where it was looked at.
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same

@@ -147,7 +147,32 @@ def test_a_class_request_splits_the_hold_out_set(toy) -> None:
     share = float((toy.holdout.labels == 1).double().mean())
     parts = (record["accuracy"][f"holdout_{part}_classes"]["full"] for part in ("forgotten", "kept"))
     assert sum(w * a for w, a in zip((share, 1 - share), parts)) == pytest.approx(record["accuracy"]["holdout"]["full"])
-    assert record["membership"]["sizes"]["holdout"] == round(share * 240)
+    assert record["membership"]["population"] is None
+    assert "whole classes were forgotten" in record["membership"]["note"]
+    assert any("No population attack" in sentence for sentence in record["limits"])
+    with pytest.raises(InputError, match="requests of whole classes have none"):
+        fastntk.audit(toy.run, reference, holdout=toy.holdout, reference=reference, require="attack_auc<=retrain+0.1")
+
+
+def test_of_a_class_and_single_samples_the_attack_looks_at_the_single_ones(toy) -> None:
+    data = toy.run.data
+    ids = [name for name, label in zip(data.ids, data.labels.tolist()) if label == 1]
+    others = [name for name in data.ids if name not in ids][:15]
+    mixed = fastntk.unlearn(toy.run, ids=[*ids, *others], method="full")
+    record = fastntk.audit(toy.run, mixed, holdout=toy.holdout, probes=False, relearn_cap=2)
+    assert record["request"]["whole_classes"] == ["bee"]
+    sizes = {"forgotten": 15, "holdout": int((toy.holdout.labels != 1).sum())}
+    assert record["membership"]["sizes"] == sizes
+
+
+def test_the_noise_of_the_difference_to_retrain_is_in_the_record_and_decides(toy) -> None:
+    nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
+    record = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", retrains=0, probes=False, relearn_cap=2)
+    attacks = record["membership"]["population"]
+    assert "difference_standard_error" not in attacks["retrain"]
+    noise = attacks["unlearned"]["difference_standard_error"]
+    assert 0 < noise == attacks["full"]["difference_standard_error"]
+    assert any(f"(noise ± {noise:.2f})" in reason for reason in record["verdict"]["reasons"])
 
 
 def test_outputs_that_are_no_numbers_still_give_a_record(toy) -> None:

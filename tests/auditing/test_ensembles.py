@@ -89,8 +89,13 @@ def test_both_kinds_tell_full_from_retrain_and_not_retrain_from_itself(toy, fold
         lira, klom = ensemble_figures(toy.run, nothing, size=12, kind=kind, cache=folder / kind)
         assert lira.full.auc > 0.85, kind
         assert lira.retrain.auc == pytest.approx(0.5, abs=0.2)
-        assert klom.full.mean > 1.3 * klom.retrain.mean
+        assert lira.shift.full.median > 3 * lira.shift.full.standard_error > 0
+        assert abs(lira.shift.retrain.median) < lira.shift.retrain.standard_error
+        assert klom.full.mean > klom.retrain.mean
+        assert klom.full.gaussian.median > 3 * klom.retrain.gaussian.median
+        assert (klom.models, bool(klom.retained), bool(klom.held_out)) == (6, True, False)
         assert lira.ensemble.size == len(lira.ensemble.seeds) == 12
+        assert lira.ensemble.variation == "seed-only"
 
 
 def test_refusals(toy, tmp_path: Path) -> None:

@@ -34,8 +34,11 @@ def test_thresholds_are_those_of_the_code() -> None:
         f"below {verdict.LOSS_GAP} nats",
         f"Under {membership.LEAST} samples on either side",
         f"at least {100 * ulira.FLOOR:.0f} % of that of all values",
-        f"clipped to ±{klom.CLIP:.0f}",
-        f"between {klom.FEWEST} and {klom.MOST})",
+        f"clipped to ±{klom.CLIP:.0f}, in {klom.BINS} common bins",
+        f"Under {klom.ENOUGH} models a side",
+        f"The ceiling, {klom.ceiling():.1f} nats",
+        f"({klom.gaussian_floor(16):.2f} nats for 16",
+        f"over {membership.RESAMPLES} draws",
         f"K ≥ {FEWEST}",
     ):
         assert sentence in TEXT, sentence

@@ -1,4 +1,4 @@
-"""U-LiRA and KLoM on ensembles whose figures are known."""
+"""U-LiRA and the median shift on ensembles whose figures are known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fastntk.auditing.klom import bins_for, klom, klom_by_halves
-from fastntk.auditing.ulira import halves, logit_confidence, u_lira, u_lira_null
+from fastntk.auditing.ulira import halves, logit_confidence, median_shift, median_shift_null, u_lira, u_lira_null
 from fastntk.base.errors import InputError
 
 
@@ -71,35 +70,34 @@ def test_halves_are_disjoint_and_equal() -> None:
     assert second.ravel().tolist() == [1, 3, 5, 7]
 
 
-def test_klom_is_zero_for_the_same_and_grows_with_the_shift() -> None:
-    unlearned, retrained = ensembles(0.0)
-    assert klom(unlearned, unlearned).max() == 0
-    far = ensembles(3.0)
-    assert (klom(unlearned, retrained) >= 0).all()
-    floor, divergence = klom_by_halves(retrained, retrained), klom_by_halves(*far)
-    assert 0 < floor.mean < klom_by_halves(*ensembles(1.0)).mean < divergence.mean
-    assert floor.mean < floor.p95
+@pytest.mark.parametrize("shift", [-2.0, 0.5])
+def test_the_median_shift_is_the_shift_in_retrains_standard_deviations(shift: float) -> None:
+    unlearned, retrained = ensembles(shift)
+    found = median_shift(3 * unlearned, 3 * retrained)
+    assert found.median == pytest.approx(shift, abs=4 * found.standard_error)
+    assert found.standard_error < 0.1
+    assert median_shift(retrained, retrained).median == 0
 
 
-def test_klom_by_hand() -> None:
-    # Two bins, 4 models: (3, 1) against (1, 3), half a count more in each.
-    unlearned, retrained = np.array([[0.0], [0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [1.0], [1.0]])
-    assert klom(unlearned, retrained, bins=2)[0] == pytest.approx(0.7 * math.log(0.7 / 0.3) + 0.3 * math.log(0.3 / 0.7))
-    assert (bins_for(4), bins_for(100), bins_for(10_000)) == (4, 10, 20)
-    # Beyond the clip all margins are alike.
-    assert klom(np.full((4, 1), 50.0), np.full((4, 1), 90.0))[0] == 0
+def test_the_shift_s_standard_error_is_its_scatter_over_ensembles() -> None:
+    """Also where all confidences of a model go up and down together, which many samples do not average out."""
+    rng = np.random.default_rng(5)
 
+    def side() -> np.ndarray:
+        return rng.normal(size=(12, 40)) + rng.normal(size=(12, 1))
 
-def test_the_floor_is_that_of_two_equal_ensembles() -> None:
-    same = [klom_by_halves(*ensembles(0.0, size=16, seed=seed)).mean for seed in range(8)]
-    floor = [klom_by_halves(*(ensembles(0.0, size=16, seed=seed)[1],) * 2).mean for seed in range(8)]
-    assert np.mean(same) == pytest.approx(np.mean(floor), rel=0.1)
+    shifts = [median_shift(side(), side()) for _ in range(60)]
+    scatter = np.std([item.median for item in shifts])
+    assert 0.8 * scatter < np.mean([item.standard_error for item in shifts]) < 1.3 * scatter
+    nulls = [median_shift_null(np.concatenate([side(), side()])) for _ in range(20)]
+    assert all(abs(item.median) < 0.5 * item.standard_error for item in nulls)
+    assert np.mean([item.standard_error for item in nulls]) == pytest.approx(scatter, rel=0.3)
 
 
 def test_refusals() -> None:
     with pytest.raises(InputError, match=r"at least 4 models.*got \(3, 2\)"):
         u_lira(np.zeros((3, 2)), np.zeros((3, 2)))
     with pytest.raises(InputError, match="same size"):
-        klom(np.zeros((5, 2)), np.zeros((6, 2)))
+        median_shift(np.zeros((5, 2)), np.zeros((6, 2)))
     with pytest.raises(InputError, match="not numbers"):
         u_lira(np.full((5, 2), np.nan), np.zeros((5, 2)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import importlib
 import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fastntk.report import sections
@@ -169,7 +169,7 @@ def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def remembered(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(*figures: Any, **options: Any) -> Any:
-            key = json.dumps([name, figures, options], default=dataclasses.asdict)
+            key = json.dumps([name, figures, options], default=msgspec.to_builtins)
             if key not in _DRAWN:
                 _DRAWN[key] = draw(*figures, **options)
             return _DRAWN[key]

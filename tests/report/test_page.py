@@ -342,3 +342,34 @@ def test_a_page_replaces_pages_only(record: dict[str, Any], tmp_path: Path) -> N
     assert weights.read_bytes() == b"three weeks of training"
     page = write_report(record, tmp_path / "page.html")
     write_report(record, page, overwrite=True)
+
+
+def test_a_request_of_whole_classes_says_why_there_is_no_population_attack(record: dict[str, Any]) -> None:
+    record["membership"] |= {"population": None, "note": "no population attack: whole classes were forgotten"}
+    text = render(record)
+    assert "No population attack: whole classes were forgotten." in text
+    assert "The attack on membership" not in text
+
+
+def test_membership_figures_of_this_release(record: dict[str, Any]) -> None:
+    """Beside the older record of the other tests: paired noise, shift, KLoM by set and where it saturates."""
+    membership = record["membership"]
+    membership["population"]["unlearned"]["difference_standard_error"] = 0.047
+    membership["u_lira"]["shift"] = {m: {"median": -1.5, "standard_error": 0.25} for m in ("full", "unlearned", "retrain")}
+    membership["u_lira"]["ensemble"]["variation"] = "seed-only"
+    gaussian = {"mean": 40.0, "median": 31.5, "p95": 90.0}
+    apart = {"mean": 9.87, "p95": 10.2, "p99": 10.3, "disjoint": 0.97, "gaussian": gaussian}
+    near = apart | {"mean": 4.56, "disjoint": 0.1}
+    by_model = {"full": apart, "unlearned": near, "retrain": near}
+    membership["klom"] = by_model | {
+        "retained": by_model,
+        "models": 8,
+        "bins": 20,
+        "ceiling": 11.5,
+        "note": "8 models are too few",
+    }
+    text = render(record)
+    for words in ("± 0.047", "-1.50 ± 0.25", "It is seed-only", "4.56", "31.5", "KLoM: 8 models are too few", "retained samples"):
+        assert words in text, words
+    assert "apart (saturated)" in text
+    assert "9.87" not in text.partition("<script")[0].replace(json.dumps(record), "")

@@ -88,7 +88,8 @@ def audit(
             )
         reference = "retrain" if reference is None else reference
     planned = _planned(reference, retrains)
-    check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=membership, probes=probes))
+    attacked = membership and not comparisons.only_whole_classes(result)
+    check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=attacked, probes=probes))
     if ensemble is not None:
         check_ensemble(run, size=ensemble, kind=ensemble_kind, retrain=retrain)
         check_offered(result.method, ensemble_kind)
@@ -102,7 +103,7 @@ def audit(
     about = _reference(retrained)
     classes = sections.class_names(run.data, classes=models["full"].forget.shape[1])
     data_digest = run.data.digest()
-    attacks = comparisons.population(models, seed=seed) if membership else Membership()
+    attacks = comparisons.population(models, whole=result.split.whole_classes, seed=seed) if membership else Membership()
     if ensemble is not None:
         lira, klom = comparisons.ensembles(
             run, result, holdout, size=ensemble, kind=ensemble_kind, cache=cache, retrain=retrain, reference=first

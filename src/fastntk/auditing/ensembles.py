@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -34,13 +34,14 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 from fastntk.auditing.cache import cache_folder, cached
-from fastntk.auditing.klom import klom_by_halves
-from fastntk.auditing.record_figures import Attack, EnsembleKind, EnsembleSummary, Klom, KlomFigures, ULira
+from fastntk.auditing.ensemble_figures import Margins, klom_of, u_lira_of
+from fastntk.auditing.record_figures import EnsembleKind, EnsembleSummary, Klom, ULira
 from fastntk.auditing.roc import Array
-from fastntk.auditing.ulira import LEAST, logit_confidence, u_lira, u_lira_null
+from fastntk.auditing.ulira import LEAST, logit_confidence
 from fastntk.base.digest import json_digest, tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
+from fastntk.data import Samples
 from fastntk.models.card import fingerprint_of
 from fastntk.tangent.linearisation import linearise_run
 from fastntk.training.fitting import fit
@@ -74,10 +75,10 @@ class Ensemble:
 
 @dataclass(frozen=True, eq=False)
 class OwnEnsemble:
-    """The same by a training function of the user: logit-scaled confidences (K, n_f) on the forgotten samples by name."""
+    """The same by a training function of the user: logit-scaled confidences (K, n) on each set of samples, by set and name."""
 
     seeds: tuple[int, ...]
-    margins: dict[str, Array]
+    margins: Mapping[str, Margins]
     seconds: float
     reused: int = 0
 
@@ -87,27 +88,22 @@ def ensemble_figures(
     result: Unlearned,
     *,
     size: int,
+    holdout: Samples | None = None,
     kind: EnsembleKind = "real",
     cache: str | Path | None = None,
     estimated_seconds: float = 0.0,
     retrain: Retrainer | None = None,
 ) -> tuple[ULira, Klom]:
     """U-LiRA and KLoM of Full, unlearned and Retrain; ``estimated_seconds``: what was announced, noted beside what it took."""
+    sets = {"forget": result.forgotten, "retain": result.retained} | ({} if holdout is None else {"holdout": holdout})
     models: Ensemble | OwnEnsemble
     if retrain is not None and kind == "real":
-        models = own_ensemble(run, result, retrain, size=size)
+        models = own_ensemble(run, result, retrain, size=size, sets=sets)
         margins = models.margins
     else:
         models = ensemble(run, result, size=size, kind=kind, cache=cache)
-        margins = {name: confidences(run, result, vectors, title=name) for name, vectors in models.vectors.items()}
-    retrained = margins["retrain"]
-    attacks: dict[str, Attack | None] = {}
-    divergences: dict[str, KlomFigures | None] = {}
-    for name, values in margins.items():
-        usable = bool(np.isfinite(values).all())
-        null = name == "retrain"
-        attacks[name] = None if not usable else u_lira_null(values) if null else u_lira(values, retrained)
-        divergences[name] = klom_by_halves(values, retrained) if usable else None
+        by_name = {name: confidences(run, sets, vectors, title=name) for name, vectors in models.vectors.items()}
+        margins = {where: {name: values[where] for name, values in by_name.items()} for where in sets}
     about = EnsembleSummary(
         kind=kind,
         size=size,
@@ -116,8 +112,9 @@ def ensemble_figures(
         reused=models.reused,
         estimated_seconds=estimated_seconds,
         made_by=function_name(retrain) if retrain is not None and kind == "real" else UNSET,
+        variation="seed-only",
     )
-    return ULira(ensemble=about, **attacks), Klom(**divergences)
+    return u_lira_of(margins["forget"], about), klom_of(margins)
 
 
 def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "real", cache: str | Path | None = None) -> Ensemble:
@@ -142,23 +139,29 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reused)
 
 
-def own_ensemble(run: Run, result: Unlearned, retrain: Retrainer, *, size: int) -> OwnEnsemble:
+def own_ensemble(
+    run: Run, result: Unlearned, retrain: Retrainer, *, size: int, sets: Mapping[str, Samples] | None = None
+) -> OwnEnsemble:
     """Train the models by the user's function and look at each: Full is its training on all samples."""
     started = time.perf_counter()
-    forgotten, everything = result.forgotten, list(run.data.ids)
+    looked_at = {"forget": result.forgotten} if sets is None else sets
+    everything = list(run.data.ids)
     kept = [everything[i] for i in result.split.retain.tolist()]
     seeds = tuple(own_seed(run) + 1 + step for step in range(size))
 
-    def margin(model: nn.Module) -> Array:
-        return np.asarray(logit_confidence(predict(model, forgotten.inputs), forgotten.labels).cpu().numpy())
+    margins: dict[str, dict[str, list[Array]]] = {where: {"full": [], "unlearned": [], "retrain": []} for where in looked_at}
 
-    margins: dict[str, list[Array]] = {"full": [], "unlearned": [], "retrain": []}
+    def look(name: str, model: nn.Module) -> None:
+        for where, samples in looked_at.items():
+            margins[where][name].append(_margin(model, samples))
+
     for seed in track(seeds, "ensemble (your own training)"):
         full = train_own(run, retrain, everything, seed=seed)
-        margins["full"].append(margin(full.model))
-        margins["unlearned"].append(margin(_unlearned_own(run, result, retrain, full, kept, seed=seed)))
-        margins["retrain"].append(margin(train_own(run, retrain, kept, seed=seed).model))
-    return OwnEnsemble(seeds, {name: np.stack(rows) for name, rows in margins.items()}, time.perf_counter() - started)
+        look("full", full.model)
+        look("unlearned", _unlearned_own(run, result, retrain, full, kept, seed=seed))
+        look("retrain", train_own(run, retrain, kept, seed=seed).model)
+    stacked = {where: {name: np.stack(rows) for name, rows in parts.items()} for where, parts in margins.items()}
+    return OwnEnsemble(seeds, stacked, time.perf_counter() - started)
 
 
 def _unlearned_own(
@@ -211,15 +214,20 @@ def check_ensemble(run: Run, *, size: int, kind: str, retrain: Retrainer | None 
         )
 
 
-def confidences(run: Run, result: Unlearned, vectors: Tensor, *, title: str) -> Array:
-    """Logit-scaled confidence of the network at each vector (K, d) on each forgotten sample: (K, n_f)."""
-    work, forgotten = working_copy(run), result.forgotten
+def confidences(run: Run, sets: Mapping[str, Samples], vectors: Tensor, *, title: str) -> dict[str, Array]:
+    """Logit-scaled confidence of the network at each vector (K, d) on each sample of each set: (K, n) by set."""
+    work = working_copy(run)
     subset = run.subset.on(work)
-    rows = []
+    rows: dict[str, list[Array]] = {where: [] for where in sets}
     for vector in track(vectors, f"predictions of the ensemble ({title})"):
         subset.set(vector)
-        rows.append(logit_confidence(predict(work, forgotten.inputs), forgotten.labels).cpu().numpy())
-    return np.stack(rows)
+        for where, samples in sets.items():
+            rows[where].append(_margin(work, samples))
+    return {where: np.stack(parts) for where, parts in rows.items()}
+
+
+def _margin(model: nn.Module, samples: Samples) -> Array:
+    return np.asarray(logit_confidence(predict(model, samples.inputs), samples.labels).cpu().numpy())
 
 
 def _origin(run: Run, result: Unlearned, kind: str) -> dict[str, Any]:

@@ -61,7 +61,12 @@ def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
     lira = known(membership.u_lira)
     if lira is None:
         sentences.append("No attack per sample (U-LiRA) was made: it needs an ensemble of models.")
-    elif known(lira.ensemble.made_by) is None:
+    else:
+        sentences.append(
+            "The models of U-LiRA and KLoM differ by their seeds only: data, forget set and weights before fine-tuning are the "
+            "same."
+        )
+    if lira is not None and known(lira.ensemble.made_by) is None:
         sentences.append(
             "The models of the ensemble saw the forgotten samples and stay in the cache until somebody deletes them."
         )

@@ -19,6 +19,7 @@ SETS = ("retain", "forget", "holdout")
 
 Curve = Annotated[tuple[Fraction, ...], Meta(max_length=101)]
 EnsembleKind = Literal["real", "tangent"]
+Variation = Literal["seed-only", "resampled"]
 
 T = TypeVar("T")
 
@@ -213,9 +214,14 @@ class ByFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationAttack(Attack):
-    """The attack with all features, and the area of each alone."""
+    """The attack with all features, and the area of each alone.
+
+    ``difference_standard_error``: of the difference between this area and Retrain's, which is asked about the same samples; left
+    out for Retrain itself, without one, and by older releases.
+    """
 
     by_feature: ByFeature
+    difference_standard_error: float | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +240,8 @@ class AttackSizes:
 @dataclass(frozen=True, kw_only=True)
 class EnsembleSummary:
     """How an ensemble was made: ``size`` models of each kind with these seeds; ``reused`` files were there already; ``made_by``:
-    the training function of the user, where one made them."""
+    the training function of the user, where one made them. ``variation``: what differs between the models, the seed only, or the
+    forget set too; older releases, which did not write it, had the seed only."""
 
     kind: EnsembleKind
     size: Count
@@ -243,29 +250,83 @@ class EnsembleSummary:
     reused: Count
     estimated_seconds: float
     made_by: str | UnsetType = UNSET
+    variation: Variation | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """Median over the forgotten samples of the shift of their confidence from Retrain's, in Retrain's standard deviations.
+
+    Above 0 the samples are known too well, below 0 they were pushed too far. In Retrain's place: one half of the Retrains against
+    the other, with how far such a half strays.
+    """
+
+    median: float
+    standard_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifts(OfModels[Shift | None]):
+    """The median shift of each ensemble from the Retrains."""
+
+    retrain: Shift | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ULira(OfModels[Attack | None]):
-    """U-LiRA of each ensemble against the Retrains, and how the ensembles were made."""
+    """U-LiRA of each ensemble against the Retrains, how the ensembles were made, and how far they are shifted."""
 
     ensemble: EnsembleSummary
     retrain: Attack | None
+    shift: Shifts | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)
-class KlomFigures:
-    """Mean and 95th percentile over the forgotten samples."""
+class GaussianKl:
+    """KL divergence of the normal distributions with the ensembles' means and variances, over the samples."""
 
     mean: float
+    median: float
     p95: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Klom(OfModels[KlomFigures | None]):
-    """KLoM of each ensemble against the Retrains."""
+class KlomFigures:
+    """Over samples: mean, 95th and 99th percentile; the share of samples for which no bin holds models of both ensembles.
+
+    Where that share is large, the figure says that the ensembles are apart, not how far. Older releases wrote mean and 95th
+    percentile alone, of a histogram that was smoothed more.
+    """
+
+    mean: float
+    p95: float
+    p99: float | UnsetType = UNSET
+    disjoint: Fraction | UnsetType = UNSET
+    gaussian: GaussianKl | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlomByModel(OfModels[KlomFigures | None]):
+    """KLoM of each ensemble against the Retrains on one set of samples."""
 
     retrain: KlomFigures | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Klom(OfModels[KlomFigures | None]):
+    """KLoM of each ensemble against the Retrains: on the forgotten samples, and on the ``retained`` and ``held_out`` ones.
+
+    ``models``: a side of each comparison; ``bins``; ``ceiling``: the most that can come out; ``gaussian_floor``: what the
+    Gaussian divergence of two equal ensembles of that size is in the mean. ``note``: what so many models can tell."""
+
+    retrain: KlomFigures | None
+    retained: KlomByModel | UnsetType = UNSET
+    held_out: KlomByModel | UnsetType = UNSET
+    models: Count | UnsetType = UNSET
+    bins: Count | UnsetType = UNSET
+    ceiling: float | UnsetType = UNSET
+    gaussian_floor: float | UnsetType = UNSET
+    note: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def check_possible(conditions: Sequence[Condition], *, available: Collection[str
         "reference": "needs a Retrain: give reference='retrain' (--reference retrain), or your own retrain= (--retrain-with)",
         "other_seeds": "needs Retrains of several seeds: give reference='retrain' with retrains ≥ 1 (--retrains 1)",
         "ensemble": "needs an ensemble: give ensemble=K (--ensemble K)",
-        "membership": "needs the attack: leave membership on",
+        "membership": "needs the attack: leave membership on; requests of whole classes have none",
         "probes": "needs the probes: leave them on",
     }
     for condition in conditions:

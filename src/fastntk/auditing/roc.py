@@ -1,6 +1,6 @@
 """Ranking figures of an attack: scores of members and non-members in, area, curve and their noise out.
 
-    AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where they cannot be told apart
+    AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where ranking does not tell them apart
     TPR at an FPR = the largest share of members above a threshold that at most that share of non-members is above
     SE   = √[(A(1−A) + (m−1)(Q1−A²) + (k−1)(Q2−A²)) / mk]     Q1 = A/(2−A), Q2 = 2A²/(1+A)      (Hanley and McNeil)
 
@@ -33,6 +33,17 @@ def auc(members: Any, others: Any) -> float:
     below = np.searchsorted(ordered, high, side="left")
     upto = np.searchsorted(ordered, high, side="right")
     return float((below + upto).sum() / (2 * len(high) * len(low)))
+
+
+def weighted_auc(scores: Array, truth: Array, weights: Array) -> Array:
+    """Areas (B,) of scores (B, n) for truth (B, n), 1 or 0, where the samples have weights (B, n); ties count half."""
+    areas = []
+    for row, side, weight in zip(scores, truth, weights):
+        values, place = np.unique(row, return_inverse=True)
+        high, low = (np.bincount(place, weights=weight * part, minlength=len(values)) for part in (side, 1 - side))
+        below = np.cumsum(low) - low
+        areas.append(float((high * (below + low / 2)).sum() / (high.sum() * low.sum())))
+    return np.array(areas)
 
 
 def curve(members: Any, others: Any) -> tuple[Array, Array]:

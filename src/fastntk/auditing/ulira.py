@@ -11,19 +11,29 @@ both are new to the test, and for equal ensembles the area is 0.5 in expectation
 The area, the curve and the rate at 1 % false positives are those over the forgotten samples of one pair of models, averaged over
 the pairs. The standard error of the area is a jackknife over the pairs (in at most ``GROUPS`` groups): the areas of single pairs
 share their fits, so their own scatter would promise half the noise there is.
-"""
+
+An area near 1 does not say how far apart the ensembles are, nor in which direction. The **median shift** does: the median
+over the forgotten samples of
+
+    (mean φ of the unlearned models − mean φ of the Retrains) / standard deviation of φ over the Retrains
+
+0 for equal ensembles, above 0 where the samples are still known too well, below 0 where they were pushed too far.
+
+**What varies.** Where all models are made from the same data, forget set and anchor, only the seed differs: ``seed-only``.
+That is less than in the original test, whose models have other data and other forget sets; ``resampled`` ensembles draw the
+forget set anew for each model, around fixed samples that are looked at (``python -m lab run attacks``)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastntk.auditing.record_figures import Attack, Roc
+from fastntk.auditing.record_figures import Attack, Roc, Shift
 from fastntk.auditing.roc import Array, auc, on_grid, rounded, tpr_at
 from fastntk.base.errors import InputError
 
@@ -45,13 +55,12 @@ def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
 def u_lira(unlearned: Any, retrained: Any) -> Attack:
     """The test on φ of K models each, (K, n) and (K, n)."""
     ours, theirs = checked_pair(unlearned, retrained)
-    scale = float(np.concatenate([ours, theirs]).std())
-    floor = FLOOR * scale if scale > 0 else 1.0
+    floor = spread_floor(ours, theirs)
     pairs = list(_scored(ours, theirs, floor))
     curves = [on_grid(*pair) for pair in pairs]
     return Attack(
         auc=_area(ours, theirs, floor),
-        auc_standard_error=_jackknife(ours, theirs, floor),
+        auc_standard_error=_jackknife(lambda first, second: _area(first, second, floor), ours, theirs),
         tpr_at_1pct_fpr=float(np.mean([tpr_at(*pair) for pair in pairs])),
         roc=_mean_curve(curves),
     )
@@ -69,11 +78,40 @@ def _area(unlearned: Array, retrained: Array, floor: float) -> float:
     return float(np.mean([auc(*pair) for pair in _scored(unlearned, retrained, floor)]))
 
 
-def _jackknife(unlearned: Array, retrained: Array, floor: float) -> float:
-    """Standard error of the area: √[(g − 1)/g Σ (A₋ᵢ − mean)²], A₋ᵢ without the i-th of g groups of pairs."""
+def _jackknife(figure: Callable[[Array, Array], float], unlearned: Array, retrained: Array) -> float:
+    """Standard error of a figure: √[(g − 1)/g Σ (A₋ᵢ − mean)²], A₋ᵢ without the i-th of g groups of pairs of models."""
     groups = np.array_split(np.arange(len(unlearned)), min(len(unlearned), GROUPS))
-    areas = np.array([_area(np.delete(unlearned, group, 0), np.delete(retrained, group, 0), floor) for group in groups])
-    return math.sqrt((len(groups) - 1) / len(groups) * float(((areas - areas.mean()) ** 2).sum()))
+    values = np.array([figure(np.delete(unlearned, group, 0), np.delete(retrained, group, 0)) for group in groups])
+    return math.sqrt((len(groups) - 1) / len(groups) * float(((values - values.mean()) ** 2).sum()))
+
+
+def spread_floor(unlearned: Array, retrained: Array) -> float:
+    """The least standard deviation that a sample's values are given."""
+    scale = float(np.concatenate([unlearned, retrained]).std())
+    return FLOOR * scale if scale > 0 else 1.0
+
+
+def median_shift(unlearned: Any, retrained: Any) -> Shift:
+    """Median over samples of the difference of mean φ, in standard deviations of the Retrains', from φ (K, n) of both."""
+    ours, theirs = checked_pair(unlearned, retrained)
+    floor = spread_floor(ours, theirs)
+
+    def shift(first: Array, second: Array) -> float:
+        return float(np.median((first.mean(0) - second.mean(0)) / np.maximum(second.std(0, ddof=1), floor)))
+
+    return Shift(median=shift(ours, theirs), standard_error=_jackknife(shift, ours, theirs))
+
+
+def median_shift_null(retrained: Any) -> Shift:
+    """The shift of Retrains (K, n) against Retrains: mean over random halves, and how far one such half strays from the other."""
+    values = np.asarray(retrained, dtype=np.float64)
+    shifts = []
+    for number in range(SPLITS):
+        order = np.random.default_rng(number).permutation(len(values))
+        first, second = halves(values[order])
+        # Both ways round: that one half is the reference is chance.
+        shifts += [median_shift(first, second).median, median_shift(second, first).median]
+    return Shift(median=float(np.mean(shifts)), standard_error=float(np.sqrt(np.mean(np.square(shifts)))))
 
 
 def u_lira_null(retrained: Any) -> Attack:

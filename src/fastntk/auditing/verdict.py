@@ -162,7 +162,8 @@ def _attacks(record: Measurements) -> list[str]:
 def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float = 0.0) -> str | None:
     if now is None or wanted is None:
         return None
-    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error)
+    paired = known(getattr(now, "difference_standard_error", None))
+    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error) if paired is None else paired
     if now.auc - wanted.auc > max(ERRORS * noise, least):
         return f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (noise ± {noise:.2f})"
     return None

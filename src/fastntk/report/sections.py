@@ -7,10 +7,10 @@ how to get it. No figure is computed here that the record does not hold, but rat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from fastntk.auditing.record import AuditRecord, Requirement
-from fastntk.auditing.record_figures import MODELS, SETS, Attack, Distance, Membership, Places, PopulationAttack, SetCounts, known
+from fastntk.auditing.record_figures import MODELS, SETS, Attack, Distance, Places, SetCounts, known
+from fastntk.report.attacks import attack_table, ensemble_remarks, klom_tables
 from fastntk.report.blocks import Section, Table, table
 from fastntk.report.evidence_plots import cost_bars, distance_bars, epochs, relearn_curves, roc_curves
 from fastntk.report.plots import accuracy_bars, loss_steps
@@ -109,7 +109,8 @@ def relearn(record: AuditRecord) -> Section:
 
 def membership(record: AuditRecord) -> Section:
     """Can an attacker tell the forgotten samples from samples the model never saw?"""
-    population, lira = known(record.membership.population), known(record.membership.u_lira)
+    measured = record.membership
+    population, lira = known(measured.population), known(measured.u_lira)
     plots: list[Plot] = []
     tables: list[Table] = []
     for key, attack in (("population", population), ("u_lira", lira)):
@@ -118,16 +119,10 @@ def membership(record: AuditRecord) -> Section:
             curves = {model: figures for model, figures in attacks.items() if figures.roc.fpr}
             if curves:
                 plots.append(roc_curves(curves, name=f"roc-{key.replace('_', '-')}", title=ATTACKS[key]))
-            tables.append(_attack_table(f"{ATTACKS[key]}: figures", attacks))
-    klom = known(record.membership.klom)
-    divergences = {} if klom is None else {model: each for model, each in klom.items() if each is not None}
-    if divergences:
-        cells = {
-            "Mean": {model: figure(each.mean) for model, each in divergences.items()},
-            "95th percentile": {model: figure(each.p95) for model, each in divergences.items()},
-        }
-        tables.append(table("KLoM, margins against Retrain’s", "Over samples", list(divergences), cells))
-    missing = [] if population else [("The attack on membership", AUDIT)]
+            tables.append(attack_table(f"{ATTACKS[key]}: figures", attacks, lira if key == "u_lira" else None))
+    tables += klom_tables(known(measured.klom))
+    none = "" if population else known(measured.note)
+    missing = [] if population or none else [("The attack on membership", AUDIT)]
     if lira is None:
         missing.append(
             (
@@ -137,7 +132,8 @@ def membership(record: AuditRecord) -> Section:
         )
     if population and not record.reference.made:
         missing.append(without_retrain(record))
-    return Section(tuple(plots), tuple(tables), _ensemble_remark(record.membership), tuple(missing))
+    remarks = ((clean(none).capitalize() + ".",) if none else ()) + ensemble_remarks(measured)
+    return Section(tuple(plots), tuple(tables), remarks, tuple(missing))
 
 
 def distances(record: AuditRecord) -> Section:
@@ -219,26 +215,6 @@ def _outcome(each: Requirement) -> str:
     return ("✓ passed" if each.passed else "✗ failed") + (f" ({each.note})" if each.note else "")
 
 
-def _attack_table(title: str, attacks: Mapping[str, Attack]) -> Table:
-    rows = {
-        "Area under the curve (0.5: guessing)": {m: f"{a.auc:.3f} ± {a.auc_standard_error:.3f}" for m, a in attacks.items()},
-        "Found at 1 % false alarms": {m: percent(a.tpr_at_1pct_fpr) for m, a in attacks.items()},
-    }
-    alone = {model: asdict(each.by_feature) for model, each in attacks.items() if isinstance(each, PopulationAttack)}
-    for name in dict.fromkeys(name for areas in alone.values() for name in areas):
-        rows[f"Area, {plain(name)} alone"] = {model: f"{areas[name]:.3f}" for model, areas in alone.items()}
-    return table(title, "Measure", list(attacks), rows)
-
-
-def _ensemble_remark(attacks: Membership) -> tuple[str, ...]:
-    lira = known(attacks.u_lira)
-    if lira is None:
-        return ()
-    about = lira.ensemble
-    by = "" if known(about.made_by) is None else f" by {clean(str(about.made_by))}"
-    return (f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}.",)
-
-
 def _spread_remark(pairs: Mapping[str, Mapping[tuple[str, str], float]]) -> tuple[str, ...]:
     key = ("total_variation", "forget")
     ours, spread = (pairs.get(pair, {}).get(key) for pair in ("same_seed", "retrain_spread"))
@@ -246,7 +222,8 @@ def _spread_remark(pairs: Mapping[str, Mapping[tuple[str, str], float]]) -> tupl
         return ()
     return (
         f"On the forgotten samples the unlearned model is {figure(ours / spread, 2)} times as far from Retrain as Retrains of "
-        "different seeds are from each other (total variation). Up to about 1 the difference is no larger than chance makes it.",
+        "different seeds are from each other (total variation). A Retrain of another seed is at about 1; at 1 a model may still "
+        "differ in small probabilities, which U-LiRA sees.",
     )
 
 
