@@ -121,7 +121,7 @@ def audit(
         loss=sections.losses(models),
         relearn=comparisons.relearning(run, result, first, forgotten, threshold=relearn_threshold, cap=relearn_cap, seed=seed),
         probes=comparisons.probes(run, models, on, seed=seed) if probes else UNSET,
-        distances=UNSET if about.seed is None else comparisons.distances(run, models, others, seed=about.seed),
+        distances=UNSET if about.seed is None else comparisons.distances(run.anchor, models, others, seed=about.seed),
         membership=attacks,
         flow=sections.flow(models, classes),
         loss_histogram=sections.loss_histogram(models),
