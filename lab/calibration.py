@@ -1,9 +1,9 @@
 """How often the verdict passes a genuine Retrain, and how often it catches what is none.
 
-A draw is an audit as ``fastntk audit --retrains R`` would make it: a candidate, the Retrain of the run's seed, R Retrains of other
-seeds, all different, the record's figures by the audit's own functions, and ``verdict``. Candidates are Retrains of further seeds
-(which have to pass), the mean of three Retrains' probabilities, Full, and the result of every method. Draws share models: beside
-their number stands that of the candidate models behind them.
+A draw is an audit as ``fastntk audit --retrains R`` would make it: a candidate, the Retrain of the run's seed, R Retrains of
+other seeds, all different, the record's figures by the audit's own functions, and ``verdict``. Candidates are Retrains of
+further seeds (which have to pass), the mean of three Retrains' probabilities, Full, and the result of every method. Draws share
+models: beside their number stands that of the candidate models behind them.
 
     <out>/calibration/<pool>.json      shares of levels by request, candidate and R
 """
@@ -24,19 +24,32 @@ from fastntk.auditing import comparisons, sections
 from fastntk.auditing.distances import compare
 from fastntk.auditing.evidence import findings
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record import SCHEMA, Cost, Measurements, ReferenceSummary, RequestSummary
-from fastntk.auditing.record import ResultDigests, RunDigests, Subject
-from fastntk.auditing.record_figures import Distance, Flow, LossHistogram, Membership, PopulationAttacks, RelearningByModel
-from fastntk.auditing.record_figures import SetCounts
+from fastntk.auditing.record import (
+    SCHEMA,
+    Cost,
+    Measurements,
+    ReferenceSummary,
+    RequestSummary,
+    ResultDigests,
+    RunDigests,
+    Subject,
+)
+from fastntk.auditing.record_figures import (
+    Distance,
+    Flow,
+    LossHistogram,
+    Membership,
+    PopulationAttacks,
+    RelearningByModel,
+    SetCounts,
+)
 from fastntk.auditing.verdict import verdict
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import FULL, RETRAIN, MethodRow, Request
 from lab.calibration_models import POOLS, Piece, Workshop, measure, method_rows, open_pool
+from lab.calibration_page import CALIBRATION, FOLDER
 
-CALIBRATION = 1
-"""The schema of a pool's file."""
-FOLDER = "calibration"
 OTHERS = (1, 3, 7)
 """R: Retrains beside that of the run's own seed."""
 DRAWS = 200

@@ -3,8 +3,8 @@
     <work>/<model>-<training digest>/…                               trained weights (:mod:`fastntk.reproduce.experiment`)
     <pieces>/<pool>/<request>/<label>-seed<k>.safetensors            a model's vector, logits, and epochs of relearning
 
-Limits are chosen on the pool ``development`` (class 7 and draws 100, seeds from 100) and reported on ``report`` (class 0 and draws
-0, seeds from 0) and ``larger`` (100 images a class). A piece is a model's own; comparing two is :mod:`lab.calibration`'s.
+Limits are chosen on the pool ``development`` (class 7, draws 100, seeds from 100) and reported on ``report`` (class 0, draws 0,
+seeds from 0) and ``larger`` (100 images a class). A piece is a model's own; comparing two is :mod:`lab.calibration`'s.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Workshop:
-    """A pool at work: the experiment, where pieces lie, and the run at hand. ``kept``: train nothing, leave out what is missing."""
+    """A pool at work: the experiment, where pieces lie, the run at hand. ``kept``: train nothing, leave out what is missing."""
 
     pool: Pool
     out: Path

@@ -10,6 +10,7 @@ from fastntk.auditing.calibration import LEVEL, TESTS, distance_limit, pair_fact
 from fastntk.reproduce.records import read_record
 
 CALIBRATION = 1
+"""The schema of a pool's file."""
 FOLDER = "calibration"
 TITLES = {
     "development": "Development: where the limits were chosen",
@@ -23,16 +24,16 @@ HEAD = f"""# Calibration of the verdict
 Made by `python -m lab run calibration` and `python -m lab pages calibration`; do not edit. The rules and their limits are in
 [metrics.md](metrics.md#verdict), their figures in `fastntk.auditing.calibration`.
 
-A draw is an audit as `fastntk audit --retrains R` would make it: a candidate, the Retrain of the run's own seed and R of other seeds.
-A genuine Retrain, of a seed that is none of the references', has to pass in 95 % of the draws or more, by all {TESTS} tests together
-(each has a limit of {LEVEL} standard deviations of chance). Draws share models, so their number promises more than there is: *models*
-is how many candidates are behind them, *Retrains* how many the references were drawn from. A row of one to three models tells
-what happened to these, not a rate.
+A draw is an audit as `fastntk audit --retrains R` would make it: a candidate, the Retrain of the run's own seed and R of other
+seeds. A genuine Retrain, of a seed that is none of the references', has to pass in 95 % of the draws or more, by all {TESTS}
+tests together (each has a limit of {LEVEL} standard deviations of chance). Draws share models, so their number promises more
+than there is: *models* is how many candidates are behind them, *Retrains* how many the references were drawn from. A row of one
+to three models tells what happened to these, not a rate.
 
 ResNet-20 on CIFAR-10 (30 images a class unless it says otherwise, 1 000 held out), norm and head tuned. Not checked on other
 networks, data or recipes: there the limits rest on the Retrains at hand and on the same formulas. Baselines have tuned options
-where there are any (`results/tuned`), else their own defaults. Full and the methods start from the run of the first reference's seed;
-a genuine Retrain needs no run, and Full, from which shares of the way are counted, is that of another seed for it.
+where there are any (`results/tuned`), else their own defaults. Full and the methods start from the run of the first reference's
+seed; a genuine Retrain needs no run, and Full, from which shares of the way are counted, is that of another seed for it.
 """
 
 

@@ -4,14 +4,16 @@ A model that never saw D_f, retrained with a seed of its own, differs from R + 1
 chance alone passes each of up to ``TESTS`` of them about once in 400 audits, in either direction; so all of them together pass
 such a model in at least 95 % of the audits, however they depend on one another (Bonferroni).
 
-    total variation   T = mean over Retrains of TV(u, r) / mean over their pairs       log T ~ normal(0, DISTANCE_SD)
-    loss on D_f       L_u − mean L_r                                                   sd = √(8 JS) · √((1 + 1/(R+1))/2) · √(ρ + (1−ρ)/n)
-    accuracy          a_u − mean a_r                                                   sd = √(q / n) · √((1 + 1/(R+1))/2)
+    total variation   T = mean over Retrains of TV(u, r) / mean over their pairs     log T ~ normal(0, DISTANCE_SD)
+    loss on D_f       L_u − mean L_r                                                 sd = √(8 JS) · m · √(ρ + (1−ρ)/n)
+    accuracy          a_u − mean a_r                                                 sd = √(q / n) · m
+    with              m = √((1 + 1/(R+1))/2), a model less the mean of R + 1 others in units of the difference of two
 
 JS is the Jensen–Shannon divergence of two Retrains (to second order an eighth of the mean squared difference of their log
-probabilities), q the share of samples that two Retrains classify differently, n the number of samples. Of few samples the spread
-itself is a matter of luck: on D_f it counts as no smaller than on held-out samples. The figures below were chosen on the pool
-``development`` of :mod:`lab.calibration` and are tested on others: docs/calibration.md, made by ``python -m lab run calibration``.
+probabilities), q the share of samples that two Retrains classify differently, n the number of samples. Of few samples the
+spread itself is a matter of luck: on D_f it counts as no smaller than on held-out samples. The figures below were chosen on the
+pool ``development`` of :mod:`lab.calibration` and are tested on others: docs/calibration.md, by ``python -m lab run
+calibration``.
 """
 
 from __future__ import annotations
@@ -93,5 +95,8 @@ def _of_mean(others: int) -> float:
 
 
 def _between(table: dict[int, float], others: int) -> float:
-    """The figure of the largest R in the table that is not above ``others``: never the limit of more Retrains than there are."""
-    return table[max(key for key in table if key <= max(others, 1))]
+    """The table's figure for R, between two of its entries by a straight line; beyond the last entry that one."""
+    low = max(key for key in table if key <= max(others, 1))
+    high = min((key for key in table if key > low), default=low)
+    share = 0.0 if high == low else (max(others, 1) - low) / (high - low)
+    return (1 - share) * table[low] + share * table[high]

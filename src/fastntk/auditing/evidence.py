@@ -68,13 +68,13 @@ def open_remark(record: Measurements) -> str | None:
     if not record.reference.made or not 0 < further < MOST_RETRAINS:
         return None
     for where in ("forget", "holdout"):
-        ratio, count = _ratio(record, where), _count(record, where)
-        if ratio is not None and ratio > calibration.distance_limit(count, MOST_RETRAINS):
+        ratio, distance, count = _ratio(record, where), _distance(record, where), _count(record, where)
+        wide, narrow = (calibration.distance_limit(count, number) for number in (further, MOST_RETRAINS))
+        if ratio is not None and ratio > narrow and (distance or 0.0) > calibration.LEAST_DISTANCE:
             return (
-                f"The evidence is weak here: on {SETS[where]} samples it lies {ratio:.2f} times as far from Retrains as they from "
-                f"each other, within the limit for {further + 1} Retrains ({calibration.distance_limit(count, further):.2f}), beyond "
-                f"that for {MOST_RETRAINS + 1} ({calibration.distance_limit(count, MOST_RETRAINS):.2f}). --retrains "
-                f"{MOST_RETRAINS} would tell."
+                f"The evidence is weak here: on {SETS[where]} samples it lies {ratio:.2f} times as far from Retrains as they "
+                f"from each other, within the limit for {further + 1} Retrains ({wide:.2f}), beyond that for {MOST_RETRAINS + 1} "
+                f"({narrow:.2f}). --retrains {MOST_RETRAINS} would tell."
             )
     return None
 
@@ -112,7 +112,9 @@ def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: flo
     limit = max(calibration.LEVEL * noise, least)
     if now.auc - wanted.auc <= limit:
         return None
-    text = f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
+    text = (
+        f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
+    )
     return Finding("memory", title.removeprefix("the "), text + "errors)")
 
 
@@ -170,7 +172,9 @@ def _accuracies(record: Measurements) -> list[Finding]:
             rests = f"from {_retrains(counted)} and {_samples(count)}"
         if abs(now - wanted) > limit + 1e-9:
             text = f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %"
-            found.append(Finding("difference", f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})"))
+            found.append(
+                Finding("difference", f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})")
+            )
     return found
 
 

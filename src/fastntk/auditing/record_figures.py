@@ -185,8 +185,8 @@ class Distances:
 
     ``same_seed``, ``full``: of the unlearned model and of Full to the Retrain of the run's own seed. ``other_seeds``: mean over
     the Retrains of other seeds. ``retrain_spread``: mean over pairs of Retrains. ``by_seed``: of the unlearned model to each
-    Retrain, by its seed. ``retrain_pairs``: of each pair of Retrains, as "seed-seed". ``retrains``: what each Retrain gets, by its
-    seed (not in older records).
+    Retrain, by its seed. ``retrain_pairs``: of each pair of Retrains, as "seed-seed". ``retrains``: what each Retrain gets, by
+    its seed (not in older records).
     """
 
     same_seed: Distance

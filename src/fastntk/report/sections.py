@@ -251,8 +251,8 @@ def _spread_remark(record: AuditRecord, pairs: Mapping[str, Mapping[tuple[str, s
     limit = distance_limit(record.request.forget, len(record.reference.other_seeds))
     sure = spread_remark(record)
     return (
-        f"On the forgotten samples the unlearned model is {figure(same / spread, 2)} times as far from the Retrain of its own seed, "
-        f"and {figure(other / spread, 2)} times as far from those of other seeds, as Retrains are from each other (total "
+        f"On the forgotten samples the unlearned model is {figure(same / spread, 2)} times as far from the Retrain of its own "
+        f"seed, and {figure(other / spread, 2)} times as far from those of other seeds, as Retrains are from each other (total "
         f"variation). A Retrain itself is at about 1; on average over all of them, above {figure(limit, 3)} is more than chance.",
         *((sure,) if sure else ()),
     )
