@@ -24,7 +24,8 @@ PATHS = ("path", "augmented")
 SEEDED = (*PATHS, "chain")
 """Experiments that can be run seed by seed."""
 RECORDED = "recorded"
-PAGES = ("unlearning", COMPARISON, "path", RECORDED, "development", "tables", "architecture")
+CALIBRATION = "calibration"
+PAGES = ("unlearning", COMPARISON, "path", RECORDED, CALIBRATION, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, CALIBRATION]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path, augmented)")
     run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented)")
     run.add_argument("--keep-stale", action="store_true", help="do not make again what other code made")
+    run.add_argument("--kept", action="store_true", help="train nothing: only models that are there (calibration)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
     pages = commands.add_parser("pages", help="write pages from the records")
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
@@ -87,6 +89,8 @@ def _run(options: argparse.Namespace) -> int:
             f"'run {options.name}' got an option it does not have: --seeds goes with {', '.join(SEEDED)}, --rows and --finish "
             f"with {', '.join(PATHS)}. The other experiments run all that is missing."
         )
+    if options.kept and options.name != CALIBRATION:
+        raise InputError(f"'run {options.name}' got an option it does not have: --kept goes with {CALIBRATION}.")
     work = options.work or options.out / "work"
     if options.name == RECORDED:
         from lab import recorded
@@ -98,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
         for name in options.settings or LOOPS:
             recorded.run(name, out=options.out, work=work, shared=options.shared, keep_stale=options.keep_stale)
         return 0
+    if options.name == CALIBRATION:
+        return _calibrate(options, work)
     settings = _chosen_settings(options)
     folders = {"out": options.out, "work": work, "shared": options.shared}
     if options.name == COMPARISON:
@@ -158,6 +164,19 @@ def _chosen_settings(options: argparse.Namespace) -> tuple[Setting, ...]:
     return tuple(setting for setting in settings if not options.settings or setting.name in options.settings)
 
 
+def _calibrate(options: argparse.Namespace, work: Path) -> int:
+    """The verdict on pools of models; ``--settings`` names pools."""
+    from fastntk.base.errors import InputError
+    from lab import calibration
+    from lab.calibration_models import POOLS
+
+    unknown = sorted(set(options.settings or []) - set(POOLS))
+    if unknown or options.plan:
+        raise InputError(f"'run {CALIBRATION}' takes --settings of {', '.join(POOLS)}, and no --plan.")
+    calibration.run(out=options.out, work=work, shared=options.shared, pools=options.settings, kept=options.kept)
+    return 0
+
+
 def _settings(name: str, out: Path) -> tuple[Setting, ...]:
     """The experiment's settings; those of the comparison know the baselines that are tuned already."""
     from lab.comparison import comparison
@@ -208,6 +227,10 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         from lab.recorded_page import recorded_page
 
         return {docs / "results-recorded.md": recorded_page(out).encode()}
+    if name == CALIBRATION:
+        from lab.calibration_page import calibration_page
+
+        return {docs / "calibration.md": calibration_page(out).encode()}
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}

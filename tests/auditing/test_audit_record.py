@@ -282,9 +282,11 @@ def test_each_retrain_has_its_own_distances_and_their_means_are_the_old_figures(
 
 
 def test_several_audits_share_predictions_and_get_the_same_figures(toy, result, monkeypatch) -> None:
-    from fastntk.auditing import predictions
+    from fastntk.auditing import comparisons, predictions
 
-    passes = []
+    passes, relearned = [], []
+    relearn = comparisons.relearn
+    monkeypatch.setattr(comparisons, "relearn", lambda *args, **kwargs: relearned.append(1) or relearn(*args, **kwargs))
     observe = predictions.observe
     monkeypatch.setattr(
         predictions, "observe", lambda *args, **kwargs: passes.append(kwargs["title"]) or observe(*args, **kwargs)
@@ -295,8 +297,11 @@ def test_several_audits_share_predictions_and_get_the_same_figures(toy, result, 
     options = {"holdout": toy.holdout, "reference": retrained, "relearn_cap": 1}
     alone = [fastntk.audit(toy.run, item, **options) for item in (result, nothing, retrained[1])]
     assert len(passes) == 3 * 3 * 6  # audits, sets, models: full, unlearned, two Retrains, pre-trained, random
+    assert len(relearned) == 3 * 3  # audits, models: full, unlearned, Retrain
     passes.clear()
+    relearned.clear()
     together = [fastntk.audit(toy.run, item, **options, predictions=shared) for item in (result, nothing, retrained[1])]
+    assert len(relearned) == 4  # the result, Full (which the second is), two Retrains
     # The second is Full; the third is a Retrain that was evaluated without features.
     assert [title.split(":")[0] for title in passes] == [
         name for name in ("full", "unlearned", "retrain", "other retrain", "pre-trained", "random", "unlearned") for _ in range(3)

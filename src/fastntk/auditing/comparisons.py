@@ -7,20 +7,22 @@ Each takes the models' predictions and returns the record's dataclass. What need
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from fastntk.auditing.costs import estimate
-from fastntk.auditing.distances import accuracies, compare, mean_of
+from fastntk.auditing.distances import accuracies, compare, figures, mean_of
 from fastntk.auditing.ensembles import ensemble_figures
 from fastntk.auditing.membership import LEAST, attack_features, population_attacks
 from fastntk.auditing.predictions import EvaluationSets, Predictions, predict_sets
 from fastntk.auditing.probes import linear_probe, random_model
 from fastntk.auditing.record_figures import (
     AttackSizes,
+    Distance,
     Distances,
     EnsembleKind,
     Klom,
@@ -30,11 +32,14 @@ from fastntk.auditing.record_figures import (
     PopulationAttack,
     PopulationAttacks,
     Probes,
+    Relearning,
     RelearningByModel,
     ULira,
 )
 from fastntk.auditing.relearning import relearn
+from fastntk.base.digest import json_digest
 from fastntk.data import Samples
+from fastntk.models.card import fingerprint_of
 from fastntk.training.run import Run
 from fastntk.unlearning.baselines.own_training import Retrainer
 from fastntk.unlearning.result import Unlearned
@@ -49,7 +54,7 @@ def relearning(
     run: Run,
     result: Unlearned,
     retrain: Unlearned | None,
-    forgotten: Samples,
+    on: EvaluationSets,
     *,
     threshold: float,
     cap: int,
@@ -57,11 +62,18 @@ def relearning(
 ) -> RelearningByModel:
     """How fast each model learns the forgotten samples again."""
     models = {"full": run.model, "unlearned": result.model} | ({} if retrain is None else {"retrain": retrain.model})
-    counted = {
-        name: relearn(model, run.subset.on(model), forgotten, threshold=threshold, cap=cap, seed=seed).to_record()
-        for name, model in models.items()
-    }
-    return RelearningByModel(**counted)
+
+    def counted(model: nn.Module) -> Relearning:
+        subset = run.subset.on(model)
+        return relearn(model, subset, on.sets["forget"], threshold=threshold, cap=cap, seed=seed).to_record()
+
+    def cached(model: nn.Module) -> Relearning:
+        if on.cache is None:
+            return counted(model)
+        key = json_digest([fingerprint_of(model), on.key, list(run.subset.names), threshold, cap, seed])
+        return on.cache.relearned(key, lambda: counted(model))
+
+    return RelearningByModel(**{name: cached(model) for name, model in models.items()})
 
 
 def probes(run: Run, models: Mapping[str, Predictions], on: EvaluationSets, *, seed: int) -> Probes:
@@ -84,17 +96,27 @@ def probes(run: Run, models: Mapping[str, Predictions], on: EvaluationSets, *, s
     return Probes(own_head=own, linear_probe=LinearProbes(**figures), note=note)
 
 
-def distances(run: Run, models: Mapping[str, Predictions], others: Mapping[int, Predictions], *, seed: int) -> Distances:
-    """Distances of Full and the unlearned model to the Retrain of ``seed`` and to ``others`` by seed, and among Retrains."""
+def distances(
+    anchor: Tensor,
+    models: Mapping[str, Predictions],
+    others: Mapping[int, Predictions],
+    *,
+    seed: int,
+    comparing: Callable[..., Distance] = compare,
+) -> Distances:
+    """Distances of Full and the unlearned model to the Retrain of ``seed`` and to ``others`` by seed, and among Retrains.
+
+    ``comparing``: in the place of :func:`fastntk.auditing.distances.compare`, one that remembers.
+    """
     full, unlearned, retrain = (models[name] for name in ("full", "unlearned", "retrain"))
-    same = compare(unlearned, retrain, full=full, anchor=run.anchor)
-    of_full = compare(full, retrain, full=full, anchor=run.anchor)
+    same = comparing(unlearned, retrain, full=full, anchor=anchor)
+    of_full = comparing(full, retrain, full=full, anchor=anchor)
     if not others:
         return Distances(same_seed=same, full=of_full)
-    by_seed = {str(key): compare(unlearned, other, full=full, anchor=run.anchor) for key, other in others.items()}
+    by_seed = {str(key): comparing(unlearned, other, full=full, anchor=anchor) for key, other in others.items()}
     every = {seed: retrain} | dict(others)
     pairs = {
-        f"{first}-{second}": compare(every[second], every[first], full=full, anchor=run.anchor)
+        f"{first}-{second}": comparing(every[second], every[first], full=full, anchor=anchor)
         for first, second in combinations(every, 2)
     }
     return Distances(
@@ -104,6 +126,7 @@ def distances(run: Run, models: Mapping[str, Predictions], others: Mapping[int, 
         retrain_spread=mean_of(list(pairs.values())),
         by_seed={str(seed): same} | by_seed,
         retrain_pairs=pairs,
+        retrains={str(key): figures(model) for key, model in every.items()},
     )
 
 

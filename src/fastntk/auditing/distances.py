@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastntk.auditing.metrics import accuracy, mean_loss, recovered, total_variation
 from fastntk.auditing.predictions import Predictions
-from fastntk.auditing.record_figures import Distance, Places, SetAccuracies
+from fastntk.auditing.record_figures import Distance, Places, RetrainFigures, SetAccuracies, SetLosses
 from fastntk.base.errors import InputError
 
 SETS = ("forget", "holdout")
@@ -79,6 +79,12 @@ def accuracies(model: Predictions) -> SetAccuracies:
         forget=accuracy(model.forget, model.labels["forget"]),
         holdout=accuracy(model.holdout, model.labels["holdout"]),
     )
+
+
+def figures(model: Predictions) -> RetrainFigures:
+    """What a Retrain gets by itself: accuracies and losses."""
+    losses = {name: finite(mean_loss(getattr(model, name), model.labels[name])) for name in ("retain", "forget", "holdout")}
+    return RetrainFigures(accuracy=accuracies(model), loss=SetLosses(**losses))
 
 
 def mean_of(distances: Sequence[Distance]) -> Distance:

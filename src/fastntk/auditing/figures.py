@@ -69,15 +69,24 @@ def _distance(figure: str, name: str, title: str, definition: str, better: Bette
 _WHERE = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
 
 
+def _by_class() -> list[Figure]:
+    """Accuracy on the held-out samples by what became of their classes, the kept ones first."""
+    figures = []
+    for part, word in (("kept", "of the classes that stay"), ("forgotten", "of the classes wholly forgotten")):
+        key = f"holdout_{part}_classes"
+        text = f"Accuracy on the held-out samples {word}."
+        figures.append(_by_model(f"accuracy.{key}", f"{key}_accuracy", f"Accuracy, held-out {word}", text, LIKE, "fraction"))
+    return figures
+
+
 def _table() -> list[Figure]:
     figures = []
     for where, word in _WHERE.items():
         text = f"Share of the {word} samples that the model classifies correctly."
+        if where == "holdout":
+            # Before the figure over all classes, which falls with the forgotten ones.
+            figures += _by_class()
         figures.append(_by_model(f"accuracy.{where}", f"{where}_accuracy", f"Accuracy, {word} samples", text, LIKE, "fraction"))
-    for part, word in (("forgotten", "of the classes wholly forgotten"), ("kept", "of the classes that stay")):
-        key = f"holdout_{part}_classes"
-        text = f"Accuracy on the held-out samples {word}."
-        figures.append(_by_model(f"accuracy.{key}", f"{key}_accuracy", f"Accuracy, held-out {word}", text, LIKE, "fraction"))
     for where, word in _WHERE.items():
         text = f"Mean cross-entropy of the {word} samples."
         figures.append(_by_model(f"loss.{where}", f"{where}_loss", f"Loss, {word} samples", text, LIKE, "nats"))

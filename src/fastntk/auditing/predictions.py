@@ -6,12 +6,13 @@ read: mode and weights stay as they were.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from fastntk.auditing.record_figures import Relearning
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.progress import track
@@ -42,7 +43,8 @@ class Predictions:
 
 
 class PredictionCache:
-    """Predictions by what decides them, for several audits of one run and request: Full and Retrains are evaluated once.
+    """Predictions by what decides them, for several audits of one run and request: Full and Retrains are evaluated once, and
+    learn the forgotten samples again once.
 
     A model is known by a digest of its whole state (tuned vector, frozen weights, buffers), the sets by digests of their
     content. Kept in memory as long as the cache is: logits and features of every model that was audited with it.
@@ -51,6 +53,7 @@ class PredictionCache:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], Predictions] = {}
         self._with_features: set[tuple[str, str]] = set()
+        self._relearned: dict[str, Relearning] = {}
         self.hits = 0
 
     def find(self, key: tuple[str, str], *, features: bool) -> Predictions | None:
@@ -66,6 +69,14 @@ class PredictionCache:
         self._entries[key] = entry
         if features:
             self._with_features.add(key)
+
+    def relearned(self, key: str, relearn: Callable[[], Relearning]) -> Relearning:
+        """What was counted under this key, or what ``relearn`` counts now."""
+        if key in self._relearned:
+            self.hits += 1
+        else:
+            self._relearned[key] = relearn()
+        return self._relearned[key]
 
 
 @dataclass(frozen=True, eq=False)

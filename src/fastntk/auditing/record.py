@@ -155,11 +155,12 @@ class Definition:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A level, sentences on what was done and seen, and why it is that level."""
+    """A level, sentences on what was done and seen, why it is that level, and the number of the rules (not in older records)."""
 
     level: Level
     text: Sentences
     reasons: tuple[str, ...]
+    rules: Count | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,12 +164,30 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetLosses:
+    """Mean cross-entropy on each set; null where outputs are not numbers."""
+
+    retain: float | None
+    forget: float | None
+    holdout: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainFigures:
+    """What one Retrain gets: its accuracies and losses."""
+
+    accuracy: SetAccuracies
+    loss: SetLosses
+
+
+@dataclass(frozen=True, kw_only=True)
 class Distances:
     """Distances to Retrain and between Retrains.
 
     ``same_seed``, ``full``: of the unlearned model and of Full to the Retrain of the run's own seed. ``other_seeds``: mean over
     the Retrains of other seeds. ``retrain_spread``: mean over pairs of Retrains. ``by_seed``: of the unlearned model to each
-    Retrain, by its seed. ``retrain_pairs``: of each pair of Retrains, as "seed-seed".
+    Retrain, by its seed. ``retrain_pairs``: of each pair of Retrains, as "seed-seed". ``retrains``: what each Retrain gets, by
+    its seed (not in older records).
     """
 
     same_seed: Distance
@@ -178,6 +196,7 @@ class Distances:
     retrain_spread: Distance | UnsetType = UNSET
     by_seed: dict[str, Distance] | UnsetType = UNSET
     retrain_pairs: dict[str, Distance] | UnsetType = UNSET
+    retrains: dict[str, RetrainFigures] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,48 +2,27 @@
 
 The first that applies, in this order:
 
-    not to be trusted      the step's own check said "retrain instead"
-    memory left            the forgotten samples are clearly better known than to Retrain
+    memory left            the forgotten samples are better known than to Retrain, by more than chance
     cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same
+    not to be trusted      there is no Retrain to compare with, and the step's own check said "retrain instead"
     no reference           there is no Retrain to compare with
-    differs from retrain   it behaves otherwise than Retrain does
+    differs from retrain   it behaves otherwise than Retrain does, by more than chance
     like retrain           none of these
 
-Thresholds are the constants below. They are conventions, chosen to be readable, not derived.
+A measured Retrain overrules the step's own check, which is a rule of thumb: what that said stays as a remark. What chance is and
+where the limits come from: :mod:`fastntk.auditing.calibration`; the tests: :mod:`fastntk.auditing.evidence`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 
-from fastntk.auditing.figures import lookup
+from fastntk.auditing.calibration import RULES
+from fastntk.auditing.evidence import findings, open_remark, spread_remark
 from fastntk.auditing.record import AuditRecord, Level, Measurements, Verdict
-from fastntk.auditing.record_figures import Attack, known
+from fastntk.auditing.record_figures import Fractions, known
 from fastntk.auditing.requirements import evaluate, parse
 from fastntk.base.errors import InputError
-
-RECOVERED_LEAST = 0.8
-"""Recovered below this is memory left."""
-RECOVERED_MOST = 1.25
-"""Recovered above this differs: pushed further than never having seen the samples."""
-LOSS_GAP = 0.05
-"""Nats between Full's and Retrain's forget loss below which "recovered" is a ratio of noise and is not judged."""
-RELEARN_SHARE = 0.5
-"""Relearning in under this share of Retrain's epochs is memory left …"""
-RELEARN_EPOCHS = 3
-"""… if it is also this many epochs quicker."""
-ERRORS = 2.0
-"""An attack's AUC counts as above Retrain's if it is by this many standard errors of the difference."""
-LIRA_GAP = 0.05
-"""U-LiRA's AUC counts as above Retrain's own if it is by more than this and by ``ERRORS`` of its own standard errors."""
-SPREAD = 1.25
-"""A total variation above this many times the spread between two Retrains differs."""
-POINTS = 0.02
-"""An accuracy further than this from Retrain's differs …"""
-FEW = 2
-"""… if it is also more than this many samples."""
 
 TEXT: dict[Level, str] = {
     "not to be trusted": "The unlearning step failed its own check. Do not use this model: retrain instead.",
@@ -57,15 +36,14 @@ TEXT: dict[Level, str] = {
 
 def verdict(record: Measurements) -> Verdict:
     """Level, sentences and reasons."""
-    check = record.details.get("validity")
-    if isinstance(check, Mapping) and check.get("verdict") == "retrain instead":
-        return _judged("not to be trusted", [f"own check: {reason}" for reason in check.get("reasons", [])], record)
-    memory = []
-    if record.reference.made:
-        memory = [reason for reason in (_recovered_low(record), _relearn(record), *_attacks(record)) if reason]
-    if memory:
-        return _judged("memory left", memory + _differences(record), record)
+    found = findings(record) if record.reference.made else []
+    reasons = [item.text for item in found]
+    if any(item.kind == "memory" for item in found):
+        return _judged("memory left", reasons, record)
+    warned = _own_check(record)
     outside = _outside(record)
+    if not record.reference.made and warned:
+        return _judged("not to be trusted", [f"own check: {reason}" for reason in warned], record)
     if outside:
         return _judged("cannot be told", [outside], record)
     if not record.reference.made:
@@ -73,8 +51,28 @@ def verdict(record: Measurements) -> Verdict:
         if record.subject.recipe is None:
             why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
         return _judged("no reference", [why], record)
-    differences = _differences(record)
-    return _judged("differs from retrain" if differences else "like retrain", differences, record)
+    return _judged("differs from retrain" if found else "like retrain", reasons, record)
+
+
+def _own_check(record: Measurements) -> list[str]:
+    """What the step's own check said against it; empty where it said nothing."""
+    check = record.details.get("validity")
+    if not isinstance(check, Mapping) or check.get("verdict") != "retrain instead":
+        return []
+    return [str(reason) for reason in check.get("reasons") or ["it gives no reason"]]
+
+
+def _own_remark(level: Level, record: Measurements) -> str | None:
+    """The own check's warning, beside what the comparison says of it."""
+    warned = _own_check(record)
+    if not warned or not record.reference.made:
+        return None
+    said = f"The step's own check warned: {'; '.join(warned)}."
+    if level == "like retrain":
+        return f"{said} The comparison with Retrain overrules it."
+    if level == "cannot be told":
+        return f"{said} The comparison with Retrain does not settle it here."
+    return f"{said} The comparison with Retrain agrees."
 
 
 def _outside(record: Measurements) -> str | None:
@@ -98,9 +96,14 @@ def _outside(record: Measurements) -> str | None:
 
 
 def disagreements(record: AuditRecord) -> list[str]:
-    """Where the judgement in a record is not what its figures give, in words; an honest record has none."""
-    level = verdict(record).level
-    found = [] if level == record.verdict.level else [f"it says “{record.verdict.level}”, its figures say “{level}”"]
+    """Where the judgement in a record is not what its figures give, in words; an honest record has none.
+
+    A verdict by older rules need not follow from the present ones: :func:`older_rules`.
+    """
+    found = []
+    if older_rules(record) is None:
+        level = verdict(record).level
+        found = [] if level == record.verdict.level else [f"it says “{record.verdict.level}”, its figures say “{level}”"]
     for item in record.requirements:
         try:
             passed = evaluate(parse(item.text), record).passed
@@ -113,88 +116,28 @@ def disagreements(record: AuditRecord) -> list[str]:
     return found
 
 
+def older_rules(record: AuditRecord) -> str | None:
+    """What to say of a record that other rules judged otherwise than the present ones do; None where these agree.
+
+    "No reference" needs no rule, and older ones could not give another level without a Retrain but "not to be trusted" and
+    "cannot be told": a record that claims one is no older record, but a changed one.
+    """
+    rules = known(record.verdict.rules) or 1
+    level = verdict(record).level
+    if rules == RULES or level == record.verdict.level:
+        return None
+    if not record.reference.made and record.verdict.level not in ("not to be trusted", "cannot be told", "no reference"):
+        return None
+    return f"judged by other rules ({rules}, now {RULES}) as “{record.verdict.level}”; by the present ones it is “{level}”"
+
+
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
     outside = known(record.outside)
     accepted = None if outside is None else known(outside.accepted)
     said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
-    return Verdict(level=level, text=(TEXT[level], *said, *_facts(record)), reasons=tuple(reasons))
-
-
-def _recovered_low(record: Measurements) -> str | None:
-    value = _recovered(record)
-    if value is not None and value < RECOVERED_LEAST:
-        return f"the forgotten samples' loss went {value:.2f} of the way to Retrain's (at least {RECOVERED_LEAST} expected)"
-    return None
-
-
-def _recovered(record: Measurements) -> float | None:
-    distances = known(record.distances)
-    full, retrain = record.loss.forget.full, known(record.loss.forget.retrain)
-    if distances is None or full is None or retrain is None or abs(retrain - full) < LOSS_GAP:
-        return None
-    return distances.same_seed.recovered
-
-
-def _relearn(record: Measurements) -> str | None:
-    now, wanted = record.relearn.unlearned, known(record.relearn.retrain)
-    if wanted is None or now.epochs is None:
-        return None
-    # A censored Retrain needs more than the cap: the cap is the least it can be.
-    epochs = wanted.cap if wanted.epochs is None else wanted.epochs
-    if now.epochs < RELEARN_SHARE * epochs and epochs - now.epochs >= RELEARN_EPOCHS:
-        more = f"more than {epochs}" if wanted.epochs is None else str(epochs)
-        return f"the forgotten samples are learnt again in {now.epochs} epochs, by Retrain in {more}"
-    return None
-
-
-def _attacks(record: Measurements) -> list[str]:
-    reasons = []
-    population, lira = known(record.membership.population), known(record.membership.u_lira)
-    if population is not None:
-        reasons.append(_attack("the population attack", population.unlearned, known(population.retrain)))
-    if lira is not None:
-        # U-LiRA of Retrain against itself is one half by construction; its scatter, at half the models, is no part of the gap's.
-        exact = None if lira.retrain is None else replace(lira.retrain, auc_standard_error=0.0)
-        reasons.append(_attack("U-LiRA", lira.unlearned, exact, least=LIRA_GAP))
-    return [reason for reason in reasons if reason]
-
-
-def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float = 0.0) -> str | None:
-    if now is None or wanted is None:
-        return None
-    paired = known(getattr(now, "difference_standard_error", None))
-    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error) if paired is None else paired
-    if now.auc - wanted.auc > max(ERRORS * noise, least):
-        return f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (noise ± {noise:.2f})"
-    return None
-
-
-def _differences(record: Measurements) -> list[str]:
-    reasons = []
-    value = _recovered(record)
-    if value is not None and value > RECOVERED_MOST:
-        reasons.append(f"the forgotten samples' loss went {value:.2f} times the way to Retrain's: pushed too far")
-    counts = {"retain": record.request.retain, "forget": record.request.forget, "holdout": record.subject.holdout}
-    for where, word in _SETS.items():
-        now, wanted = (lookup(record, f"accuracy.{where}.{model}") for model in ("unlearned", "retrain"))
-        if wanted is not None and abs(now - wanted) > POINTS and abs(now - wanted) * counts[where] > FEW:
-            reasons.append(f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %")
-    for where in ("forget", "holdout"):
-        now, spread = (lookup(record, f"distances.{pair}.total_variation.{where}") for pair in ("same_seed", "retrain_spread"))
-        if now is not None and spread is not None and now > SPREAD * spread:
-            reasons.append(
-                f"class probabilities of {_SETS[where]} samples are {now:.3f} from Retrain's, two Retrains {spread:.3f} apart"
-            )
-    if not record.accuracy.retain.unlearned or _not_numbers(record):
-        reasons.append("the model's outputs are not numbers on some samples, or it classifies none correctly")
-    return reasons
-
-
-_SETS = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
-
-
-def _not_numbers(record: Measurements) -> bool:
-    return any(losses.unlearned is None for losses in (record.loss.retain, record.loss.forget, record.loss.holdout))
+    remarks = [_own_remark(level, record), open_remark(record) if level == "like retrain" else None, spread_remark(record)]
+    sentences = (TEXT[level], *said, *_facts(record), *(remark for remark in remarks if remark))
+    return Verdict(level=level, text=sentences, reasons=tuple(reasons), rules=RULES)
 
 
 def _facts(record: Measurements) -> list[str]:
@@ -206,14 +149,25 @@ def _facts(record: Measurements) -> list[str]:
     if "retrain" in shares:
         text += f"; a model retrained without them {shares['retrain']}"
     sentences.append(text + ".")
-    unseen = {model: _percent(share) for model, share in record.accuracy.holdout.items()}
-    beside = f"before: {unseen['full']}" + (f"; retrained: {unseen['retrain']}" if "retrain" in unseen else "")
-    sentences.append(f"Of images it never saw it classifies {unseen['unlearned']} correctly ({beside}).")
+    kept, gone = known(record.accuracy.holdout_kept_classes), known(record.accuracy.holdout_forgotten_classes)
+    if kept is None:
+        sentences.append(_unseen("images it never saw", record.accuracy.holdout))
+    else:
+        # Over all classes the figure falls with the forgotten ones, which is no damage.
+        sentences.append(_unseen("images it never saw, of the classes that stay,", kept))
+        if gone is not None:
+            sentences.append(_unseen("images it never saw, of the forgotten classes,", gone))
     ratio = record.cost.ratio_to_retrain
     if ratio is not None:
         rows = ", not counting the Jacobian rows, which were made before" if known(record.cost.rows_made_before) else ""
         sentences.append(f"It took {ratio:.2f} times as long as retraining{rows}.")
     return sentences
+
+
+def _unseen(what: str, accuracy: Fractions) -> str:
+    shares = {model: _percent(share) for model, share in accuracy.items()}
+    beside = f"before: {shares['full']}" + (f"; retrained: {shares['retrain']}" if "retrain" in shares else "")
+    return f"Of {what} it classifies {shares['unlearned']} correctly ({beside})."
 
 
 def _percent(fraction: float) -> str:

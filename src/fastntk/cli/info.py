@@ -94,6 +94,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:
 
 def _beside(folder: Path, manifest: Mapping[str, Any], record: AuditRecord | None) -> dict[str, object]:
     """What else belongs to the folder: its key, and the verdict of its audit."""
+    from fastntk.auditing.verdict import older_rules
     from fastntk.storage.keys import key_file, read_key
 
     facts: dict[str, object] = {}
@@ -103,6 +104,9 @@ def _beside(folder: Path, manifest: Mapping[str, Any], record: AuditRecord | Non
         facts["key of ids"] = str(where) if read_key(folder, name) is not None else f"not there ({where})"
     if record is not None:
         facts["audit"] = f"{record.verdict.level} ({record.created})"
+        older = older_rules(record)
+        if older is not None:
+            facts["audit"] = f"{facts['audit']}, {older}"
     return facts
 
 

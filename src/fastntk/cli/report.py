@@ -51,6 +51,7 @@ def report(
 
     fastntk report results/without-0 --out for-the-dpo.html --overwrite
     """
+    from fastntk.auditing.verdict import older_rules
     from fastntk.base.atomic import check_output
     from fastntk.report import check_record, read_content, record_digest, write_report
 
@@ -65,7 +66,8 @@ def report(
     output.replacing(page, check_output(page, overwrite=overwrite, replaceable=check_report))
     if result.is_dir():
         check_belongs(result, record)
-    output.say(f"Reporting on {result}: verdict “{record.verdict.level}”")
+    older = older_rules(record)
+    output.say(f"Reporting on {result}: verdict “{record.verdict.level}”" + (f"; {older}" if older else ""))
     with progress():
         images = None if run is None else pictures(open_run(run, data), result)
         # The content, not the record: its digest counts the fields of later releases too.

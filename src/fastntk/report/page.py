@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from fastntk.auditing.record import AuditRecord
 from fastntk.auditing.record_figures import known
-from fastntk.auditing.verdict import disagreements
+from fastntk.auditing.verdict import disagreements, older_rules
 from fastntk.base.atomic import write_file
 from fastntk.base.marks import check_report
 from fastntk.report import sections, summary
@@ -55,6 +55,9 @@ def _context(record: AuditRecord, digest: str, thumbnails: Sequence[bytes] | Non
     odd = disagreements(record)
     if odd:
         tone, sign, headline = "bad", "✗", "The judgement in this record does not follow from its figures: do not rely on it."
+    older = older_rules(record)
+    if older and not odd:
+        tone, sign, headline = "warn", "!", "This record was judged by other rules than the present ones, which say otherwise."
     definitions = summary.definitions(record)
     return {
         "style": Markup(_read("style.css")),
@@ -80,6 +83,7 @@ def _context(record: AuditRecord, digest: str, thumbnails: Sequence[bytes] | Non
         "cost": sections.cost(record),
         "requirements": sections.requirements(record),
         "odd": odd,
+        "older": older,
         "forgotten": samples(record.request.forget),
         "pictures": summary.data_uris(thumbnails or ()),
         "definitions": definitions,

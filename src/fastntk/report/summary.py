@@ -39,10 +39,12 @@ def tiles(record: AuditRecord) -> list[Fact]:
     request, accuracy = record.request, record.accuracy
     total = request.forget + request.retain
     facts = [Fact("Asked to forget", samples(request.forget), f"of {whole(total)}{_classes(request, ': class ')}")]
-    for figures, name in (
-        (accuracy.forget, "Forgotten, classified correctly"),
-        (accuracy.holdout, "Never seen, classified correctly"),
-    ):
+    kept = known(accuracy.holdout_kept_classes)
+    # Over all classes the figure falls with the forgotten ones, which is no damage.
+    unseen = (accuracy.holdout, "Never seen, classified correctly")
+    if kept is not None:
+        unseen = (kept, "Never seen, of the kept classes, classified correctly")
+    for figures, name in ((accuracy.forget, "Forgotten, classified correctly"), unseen):
         facts.append(Fact(name, percent(figures.unlearned), _beside({m: percent(v) for m, v in figures.items()})))
     relearning = {model: epochs(figures) for model, figures in record.relearn.items()}
     facts.append(Fact("Epochs to relearn them", relearning["unlearned"].capitalize(), _beside(relearning)))

@@ -17,9 +17,9 @@ MODEL_NAMES = {
 GROUP_NAMES = {
     "forget": "forgotten samples",
     "retain": "retained samples",
-    "holdout": "never-seen samples",
-    "holdout_forgotten_classes": "never-seen, forgotten classes",
     "holdout_kept_classes": "never-seen, kept classes",
+    "holdout_forgotten_classes": "never-seen, forgotten classes",
+    "holdout": "never-seen samples",
 }
 SHORT_NAMES = {"forget": "Forgotten", "retain": "Retained", "holdout": "Never seen"}
 NONE = "–"

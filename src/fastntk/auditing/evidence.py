@@ -1,0 +1,251 @@
+"""Each test of the unlearned model against the Retrains: what was found beyond its limit, and what the limit rests on.
+
+The limits are :mod:`fastntk.auditing.calibration`'s. All Retrains count, that of the run's own seed and those of others alike: a
+model that never saw the data may differ from any of them by as much as they differ from one another. Pure functions of a record.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fastntk.auditing import calibration
+from fastntk.auditing.figures import lookup
+from fastntk.auditing.record import Measurements
+from fastntk.auditing.record_figures import Attack, Distances, Places, known
+
+SETS = {"retain": "retained", "forget": "forgotten", "holdout": "held-out"}
+MOST_RETRAINS = 3
+"""From so many further Retrains on, limits hardly narrow with more."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What lies beyond its limit: ``memory`` of the forgotten samples, or another ``difference`` from Retrain; by which test."""
+
+    kind: Literal["memory", "difference"]
+    test: str
+    text: str
+
+
+def findings(record: Measurements) -> list[Finding]:
+    """Everything beyond its limit, memory first."""
+    found = [_relearning(record), *_attacks(record), *_losses(record), *_accuracies(record), *_distances(record)]
+    if not record.accuracy.retain.unlearned or _not_numbers(record):
+        text = "the model's outputs are not numbers on some samples, or it classifies none correctly"
+        found.append(Finding("difference", "numbers", text))
+    return sorted((item for item in found if item), key=lambda item: item.kind != "memory")
+
+
+def others(record: Measurements) -> int:
+    """R: how many Retrains there are beside that of the run's own seed."""
+    return len(record.reference.other_seeds)
+
+
+def spread_remark(record: Measurements) -> str | None:
+    """How sure the limits are: they rest on how far a few Retrains lie apart."""
+    if not record.reference.made:
+        return None
+    further = others(record)
+    if further == 0 or _spread(record, "total_variation", "forget") is None:
+        return (
+            "Only one Retrain was made, so distances to it were not judged, and losses and accuracies by fixed limits: further "
+            "ones (--retrains 3) show how far chance goes."
+        )
+    count = record.request.forget
+    factor = calibration.pair_factor(count, further)
+    what = "one pair of Retrains" if further == 1 else f"{further + 1} Retrains"
+    return (
+        f"How far Retrains lie apart rests on {what}: on the {count} forgotten samples that may be off by a factor of "
+        f"{factor:.1f} either way, and the limits are wide enough for it."
+    )
+
+
+def open_remark(record: Measurements) -> str | None:
+    """Where a distance is within the wide limit of few Retrains, but would not be within that of more."""
+    further = others(record)
+    if not record.reference.made or not 0 < further < MOST_RETRAINS:
+        return None
+    for where in ("forget", "holdout"):
+        ratio, distance, count = _ratio(record, where), _distance(record, where), _count(record, where)
+        wide, narrow = (calibration.distance_limit(count, number) for number in (further, MOST_RETRAINS))
+        if ratio is not None and ratio > narrow and (distance or 0.0) > calibration.LEAST_DISTANCE:
+            return (
+                f"The evidence is weak here: on {SETS[where]} samples it lies {ratio:.2f} times as far from Retrains as they "
+                f"from each other, within the limit for {further + 1} Retrains ({wide:.2f}), beyond that for {MOST_RETRAINS + 1} "
+                f"({narrow:.2f}). --retrains {MOST_RETRAINS} would tell."
+            )
+    return None
+
+
+def _relearning(record: Measurements) -> Finding | None:
+    now, wanted = record.relearn.unlearned, known(record.relearn.retrain)
+    if wanted is None or now.epochs is None:
+        return None
+    # A censored Retrain needs more than the cap: the cap is the least it can be.
+    epochs = wanted.cap if wanted.epochs is None else wanted.epochs
+    limit = min(calibration.RELEARN_SHARE * epochs, epochs - calibration.RELEARN_EPOCHS + 1)
+    if now.epochs >= limit:
+        return None
+    more = f"more than {epochs}" if wanted.epochs is None else str(epochs)
+    text = f"the forgotten samples are learnt again in {now.epochs} epochs, by Retrain in {more} (under {limit:g} is memory)"
+    return Finding("memory", "relearning", text)
+
+
+def _attacks(record: Measurements) -> list[Finding]:
+    found = []
+    population, lira = known(record.membership.population), known(record.membership.u_lira)
+    if population is not None:
+        found.append(_attack("the population attack", population.unlearned, known(population.retrain)))
+    if lira is not None:
+        # U-LiRA of Retrain against itself is one half by construction; its scatter, at half the models, is no part of the gap's.
+        exact = None if lira.retrain is None else replace(lira.retrain, auc_standard_error=0.0)
+        found.append(_attack("U-LiRA", lira.unlearned, exact, least=calibration.LIRA_GAP))
+    return [item for item in found if item]
+
+
+def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float = 0.0) -> Finding | None:
+    if now is None or wanted is None:
+        return None
+    paired = known(getattr(now, "difference_standard_error", None))
+    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error) if paired is None else paired
+    limit = max(calibration.LEVEL * noise, least)
+    if now.auc - wanted.auc <= limit:
+        return None
+    text = (
+        f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
+    )
+    return Finding("memory", title.removeprefix("the "), text + "errors)")
+
+
+def _losses(record: Measurements) -> list[Finding]:
+    """The mean loss of D_f: lower than the Retrains' is memory, higher is pushed too far."""
+    now, full, own = record.loss.forget.unlearned, record.loss.forget.full, known(record.loss.forget.retrain)
+    if now is None or own is None:
+        return []
+    divergence = _spread(record, "jensen_shannon", "forget")
+    if divergence is None:
+        return _recovered(record)
+    wanted, counted = _mean_of_retrains(record, "loss", "forget", own)
+    limit = calibration.loss_limit(
+        record.request.forget, counted - 1, divergence=divergence, whole_class=bool(record.request.whole_classes)
+    )
+    if abs(now - wanted) <= limit:
+        return []
+    way = "" if full is None or full == wanted else f"; {(now - full) / (wanted - full):.2f} of the way from before"
+    rests = f"limit {limit:.2f} either way, from {_retrains(counted)} and {_samples(record.request.forget)}"
+    text = f"the forgotten samples' mean loss is {now:.2f} nats, Retrain's {wanted:.2f} ({rests}{way})"
+    # Beyond Retrain's loss, seen from Full's, is not memory, though it may be lower: forgetting can help a sample, too.
+    memory = now < wanted if full is None else (now - wanted) * (full - wanted) > 0
+    return [Finding("memory", "loss", text) if memory else Finding("difference", "loss", f"{text}: pushed too far")]
+
+
+def _recovered(record: Measurements) -> list[Finding]:
+    """With one Retrain alone: the share of the way from Full's loss to Retrain's, by convention."""
+    distances, full, retrain = known(record.distances), record.loss.forget.full, known(record.loss.forget.retrain)
+    value = None if distances is None else distances.same_seed.recovered
+    if value is None or full is None or retrain is None or abs(retrain - full) < calibration.LOSS_GAP:
+        return []
+    text = f"the forgotten samples' loss went {value:.2f} of the way to Retrain's"
+    if value < calibration.RECOVERED_LEAST:
+        return [Finding("memory", "loss", f"{text} (at least {calibration.RECOVERED_LEAST} by convention, with one Retrain)")]
+    if value > calibration.RECOVERED_MOST:
+        limit = f"at most {calibration.RECOVERED_MOST} by convention, with one Retrain"
+        return [Finding("difference", "loss", f"{text}: pushed too far ({limit})")]
+    return []
+
+
+def _accuracies(record: Measurements) -> list[Finding]:
+    found = []
+    for where, word in SETS.items():
+        now, own = (lookup(record, f"accuracy.{where}.{model}") for model in ("unlearned", "retrain"))
+        if now is None or own is None:
+            continue
+        wanted, counted = _mean_of_retrains(record, "accuracy", where, own)
+        # Of retained samples it is not recorded how many two Retrains classify differently: it is about as many as held-out ones.
+        same = _spread(record, "agreement", "holdout" if where == "retain" else where)
+        count = _count(record, where)
+        if same is None:
+            limit, rests = max(calibration.POINTS, calibration.FEW / count), "by convention, with one Retrain"
+        else:
+            limit = calibration.accuracy_limit(count, counted - 1, disagreement=1 - same)
+            rests = f"from {_retrains(counted)} and {_samples(count)}"
+        if abs(now - wanted) > limit + 1e-9:
+            text = f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %"
+            found.append(
+                Finding("difference", f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})")
+            )
+    return found
+
+
+def _distances(record: Measurements) -> list[Finding]:
+    """How far from the Retrains, all of them, beside how far they are from each other."""
+    found, further = [], others(record)
+    for where in ("forget", "holdout"):
+        ratio, distance, count = _ratio(record, where), _distance(record, where), _count(record, where)
+        if ratio is None or distance is None or distance <= calibration.LEAST_DISTANCE:
+            continue
+        limit = calibration.distance_limit(count, further)
+        if ratio > limit:
+            text = f"class probabilities of {SETS[where]} samples are {distance:.3f} from {_retrains(further + 1)}, "
+            text += f"{ratio:.2f} times as far as these from each other (limit {limit:.2f} with {_pairs(further)})"
+            found.append(Finding("difference", f"distance, {where}", text))
+    return found
+
+
+def _ratio(record: Measurements, where: str) -> float | None:
+    """T: the mean distance to the Retrains over the spread between them; None where either is not known."""
+    distance, spread = _distance(record, where), _spread(record, "total_variation", where)
+    return None if distance is None or not spread else distance / spread
+
+
+def _distance(record: Measurements, where: str) -> float | None:
+    """The mean total variation to all Retrains, the same seed's and the others'."""
+    same, other = (lookup(record, f"distances.{pair}.total_variation.{where}") for pair in ("same_seed", "other_seeds"))
+    further = others(record)
+    return None if same is None or other is None else float((same + further * other) / (further + 1))
+
+
+def _spread(record: Measurements, measure: str, where: str) -> float | None:
+    """Mean over pairs of Retrains; on forgotten samples no nearer than on held-out ones, for few samples agree by luck."""
+    distances: Distances | None = known(record.distances)
+    spread = None if distances is None else known(distances.retrain_spread)
+    if spread is None:
+        return None
+    places: Places = getattr(spread, measure)
+    value, floor = getattr(places, where), places.holdout
+    if value is None or floor is None:
+        return None
+    return min(value, floor) if measure == "agreement" else max(value, floor)
+
+
+def _mean_of_retrains(record: Measurements, figure: Literal["loss", "accuracy"], where: str, own: float) -> tuple[float, int]:
+    """The mean over all Retrains and how many they are; in older records the run's own seed alone has it."""
+    distances = known(record.distances)
+    by_seed = None if distances is None else known(distances.retrains)
+    values = [getattr(getattr(each, figure), where) for each in (by_seed or {}).values()]
+    if not values or any(value is None for value in values):
+        return own, 1
+    return sum(values) / len(values), len(values)
+
+
+def _count(record: Measurements, where: str) -> int:
+    return {"retain": record.request.retain, "forget": record.request.forget, "holdout": record.subject.holdout}[where]
+
+
+def _not_numbers(record: Measurements) -> bool:
+    return any(losses.unlearned is None for losses in (record.loss.retain, record.loss.forget, record.loss.holdout))
+
+
+def _retrains(count: int) -> str:
+    return "one Retrain" if count == 1 else f"{count} Retrains"
+
+
+def _pairs(further: int) -> str:
+    count = further * (further + 1) // 2
+    return "one pair" if count == 1 else f"{count} pairs"
+
+
+def _samples(count: int) -> str:
+    return "one sample" if count == 1 else f"{count} samples"
