@@ -111,7 +111,7 @@ def test_depths_resume_one_by_one(made: tuple[Path, Path], tmp_path: Path, monke
     assert run(tmp_path, work, seeds=[100], only_plan=True)[0].startswith("chain on tiny: 1 of 2 depths to do")
     run(tmp_path, work, seeds=[100])
     assert read(tmp_path)["depths"]["head"] == before["head"]
-    assert run(tmp_path, work, seeds=[100]) == ["chain on tiny: 0 of 2 depths to do; about 0 min (rough)"]
+    assert run(tmp_path, work, seeds=[100]) == ["chain on tiny: 0 of 2 depths to do (0 stale); about 0 min (rough)"]
     with pytest.raises(InputError, match=r"no seeds \[7\]: choose from \[100, 101\]"):
         run(tmp_path, work, seeds=[7])
 

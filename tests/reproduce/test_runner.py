@@ -156,7 +156,7 @@ def test_weights_of_other_training_code_are_trained_again(tmp_path: Path, monkey
     experiment.fitted(100)
     assert path.stat().st_mtime_ns > before
     assert has_vector(path)
-    assert not list(tmp_path.rglob("*.lock"))
+    assert not list(tmp_path.rglob(".*.lock"))
 
 
 def test_a_record_from_before_code_was_noted_is_stale_and_one_of_another_version_alone_is_not(

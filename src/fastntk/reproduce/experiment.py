@@ -103,7 +103,7 @@ class Experiment:
     def trace(self, seed: int) -> Trace:
         """The recorded path of a seed's fine-tuning: read, or recorded by training once more, and kept."""
         folder, vector = self.folder / trace_folder(seed), self.fitted(seed).vector
-        with one_at_a_time((self.folder / fit_file(seed)).with_suffix(".lock")):
+        with one_at_a_time(_lock_file(self.folder / fit_file(seed))):
             if not folder.exists() and not torch.equal(self.train(seed, None, trace=folder).vector, vector):
                 shutil.rmtree(folder)
                 raise InputError(
@@ -166,7 +166,7 @@ class Experiment:
         path = self.folder / name
         if has_vector(path, keep_stale=self.keep_stale):
             return read_vector(path, identity=identity)
-        with one_at_a_time(path.with_suffix(".lock")):
+        with one_at_a_time(_lock_file(path)):
             if has_vector(path, keep_stale=self.keep_stale):  # made by another process in the meantime
                 return read_vector(path, identity=identity)
             trace = self.folder / trace_folder(seed)
@@ -209,6 +209,11 @@ def vector_folder(setting: Setting, work: Path) -> Path:
 def fit_file(seed: int) -> str:
     """The name of a fine-tuning's file."""
     return f"fit-seed{seed}.safetensors"
+
+
+def _lock_file(path: Path) -> Path:
+    """Held by the process that trains these weights."""
+    return path.with_name(f".{path.stem}.lock")
 
 
 def trace_folder(seed: int) -> str:
