@@ -24,7 +24,8 @@ PATHS = ("path", "augmented")
 SEEDED = (*PATHS, "chain")
 """Experiments that can be run seed by seed."""
 RECORDED = "recorded"
-PAGES = ("unlearning", COMPARISON, "path", RECORDED, "development", "tables", "architecture")
+ATTACKS = "attacks"
+PAGES = ("unlearning", COMPARISON, "path", RECORDED, ATTACKS, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -96,6 +97,13 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(f"'run {RECORDED}' takes --settings of {', '.join(LOOPS)}, and no --plan.")
         for name in options.settings or LOOPS:
             recorded.run(name, out=options.out, work=work, shared=options.shared)
+        return 0
+    if options.name == ATTACKS:
+        from lab import attacks
+
+        if options.settings:
+            raise InputError(f"'run {ATTACKS}' has one setting, and takes no --settings.")
+        attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan)
         return 0
     if options.name == COMPARISON and not options.plan:
         from lab.comparison import tune
@@ -189,6 +197,10 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         from lab.recorded_page import recorded_page
 
         return {docs / "results-recorded.md": recorded_page(out).encode()}
+    if name == ATTACKS:
+        from lab.attacks_page import attacks_page
+
+        return {docs / "results-attacks.md": attacks_page(out).encode()}
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}
