@@ -21,7 +21,7 @@ from fastntk.auditing.roc import Array
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
-from fastntk.base.errors import DivergedError
+from fastntk.base.errors import DivergedError, InputError
 from fastntk.data import Samples
 from fastntk.reproduce.experiment import Experiment
 from fastntk.reproduce.methods import needs_rows, needs_trace, own_seed
@@ -56,6 +56,8 @@ class TargetRequest(Request):
         targets = set(self.target_ids(samples))
         others = [name for name in samples.ids if name not in targets]
         count = max(1, round(self.value * len(samples))) - len(targets)
+        if count < 0:
+            raise InputError(f"{len(targets)} target samples do not fit in {100 * self.value:g} % of {len(samples)} samples.")
         drawn = set(np.random.default_rng([11, self.draw_seed]).choice(len(others), count, replace=False).tolist())
         chosen = targets | {name for place, name in enumerate(others) if place in drawn}
         return tuple(name for name in samples.ids if name in chosen)

@@ -1,8 +1,8 @@
 """U-LiRA, the median shift and KLoM with enough models to tell, in a small setting (ResNet-20, 30 images a class).
 
 Seed-only: K = ``MODELS`` fine-tunings of the seeds 0 … K − 1, each followed by a row's method, against the K Retrains of the
-seeds K … 2K − 1, so that no model of one side shares batches with one of the other. The null has the Retrains 0 … K − 1 in place of the
-unlearned models: the same size against the same Retrains.
+seeds K … 2K − 1, so that no model of one side shares batches with one of the other. The null has the Retrains 0 … K − 1 in
+place of the unlearned models: the same size against the same Retrains.
 
 Surrogates: the same with ``path-replay`` ensembles in place of the Retrains (``SURROGATE``, from other fine-tunings), beside real
 Retrains of the same seeds: do cheap references give the same answer?
@@ -58,9 +58,11 @@ OURS = (
     MethodRow("path-replay, all", "path-replay", {"depth": "all"}),
     SURROGATE,
 )
-TUNED = ("fine-tune", "neggrad", "scrub")
+TUNED = ("fine-tune", "neggrad+", "scrub")
 RESAMPLED = (FULL, FAST_NTK, REPLAY, SURROGATE)
 RESAMPLED_NAME = "resampled"
+TARGETS = 10
+"""Samples that are in every resampled forget set."""
 BOTH_HALVES = (SURROGATE,)
 """Rows of which more models are made, since one half stands in for Retrains."""
 SETTING = replace(
@@ -121,8 +123,13 @@ def _jobs(setting: Setting, names: Sequence[str], seed: int, *, models: int, out
         if request.name in names:
             jobs += [(row, request) for row in rows_for(request, out) if seed < models or row in BOTH_HALVES]
     if RESAMPLED_NAME in names and seed < models:
-        jobs += [(row, TargetRequest("random", 0.1, draw_seed=seed)) for row in RESAMPLED]
+        jobs += [(row, target_request(seed)) for row in RESAMPLED]
     return jobs
+
+
+def target_request(draw: int) -> TargetRequest:
+    """The forget set of one model of the resampled variant."""
+    return TargetRequest("random", 0.1, draw_seed=draw, targets=TARGETS)
 
 
 def record_names(setting: Setting) -> list[str]:
@@ -175,7 +182,7 @@ def seed_only(experiment: Experiment, request: Request, rows: Sequence[MethodRow
 
 def resampled(experiment: Experiment, *, models: int, say: Say) -> dict[str, Any]:
     """Figures by row on the target samples, where every model has a forget set of its own."""
-    requests = [TargetRequest("random", 0.1, draw_seed=draw) for draw in range(2 * models)]
+    requests = [target_request(draw) for draw in range(2 * models)]
     targets = set(requests[0].target_ids(experiment.samples))
     retrains = []
     for draw, request in enumerate(requests):
@@ -228,5 +235,5 @@ def _trainings(setting: Setting, *, models: int, work: Path) -> int:
     folder = vector_folder(setting, work)
     names = [fit_file(seed) for seed in range(max(models, 2 * min(SURROGATE_MODELS, models)))]
     names += [retrain_file(request, seed) for request in setting.requests for seed in range(2 * models)]
-    names += [retrain_file(TargetRequest("random", 0.1, draw_seed=draw), draw) for draw in range(2 * models)]
+    names += [retrain_file(target_request(draw), draw) for draw in range(2 * models)]
     return sum(not (folder / name).exists() for name in names)

@@ -29,7 +29,8 @@ attacks` makes the records that are missing. What the figures mean: [metrics.md]
 - *Shift*: median over the samples of the shift of the mean log-odds from Retrain's, in Retrain's standard deviations. Above 0 the
   samples are still known too well, below 0 they were pushed too far.
 - *KLoM*: histogram of {bins} bins as in the reference evaluation, which has {reference} models a side; *apart*: {saturated:.0f} %
-  or more of the samples have no common bin. *Gaussian*: KL divergence of normal distributions with the same means and variances, median.
+  or more of the samples have no common bin. *Gaussian*: KL divergence of normal distributions with the same means and variances,
+  median.
 """
 SEED_ONLY = """*Seed-only*: all models have the same data, forget set and weights before fine-tuning. Unlearned models are made
 from fine-tunings with the seeds 0 to {last}, and compared with Retrains of other seeds, which share no batches with them.

@@ -53,13 +53,14 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     if len(lines) == 2:
         return "Not run yet.\n"
     note = (
-        "*Cost*: CPU time over Retrain's, for a first request and a next one on the same run. *Distance*: total variation of the "
-        "class probabilities on forgotten / hold-out images, in units of the distance between two Retrains of different seeds. "
-        "*Recovered*: how much of Retrain's rise in the forgotten images' loss is there (1 = all). A Retrain of another seed is at 1× "
-        "of the distance to others; that a row is there does not say that nothing tells it from Retrain. *U-LiRA*: how well a test "
-        "of each forgotten image tells the row's models from Retrains, with ± its standard error and the models a side; in the row "
-        "*Retrain itself* the null, Retrains against Retrains. *Shift*: median shift of the log-odds of forgotten images, in "
-        "Retrain's standard deviations. With few models both are rough: [more of them](docs/results-attacks.md)."
+        "*Cost*: CPU time over Retrain's, for a first request and a next one on the same run. *Distance*: total variation "
+        "of the class probabilities on forgotten / hold-out images, in units of the distance between two Retrains of "
+        "different seeds. *Recovered*: how much of Retrain's rise in the forgotten images' loss is there (1 = all). A "
+        "Retrain of another seed is at 1× of the distance to others; that a row is there does not say that nothing tells "
+        "it from Retrain. *U-LiRA*: how well a test of each forgotten image tells the row's models from Retrains, ± its "
+        "standard error, with the models a side; in the row *Retrain itself* the null, Retrains against Retrains, which "
+        "share no seeds and so scatter more. *Shift*: median shift of the log-odds of forgotten images, in Retrain's "
+        "standard deviations. With few models both are rough: [more of them](docs/results-attacks.md)."
     )
     return "\n".join([*lines, "", note]) + "\n"
 

@@ -37,7 +37,7 @@ class PathRow:
     """One row of one request.
 
     ``first`` and ``next``: CPU seconds over Retrain's, all requests of the setting together; ``wall``: the same in wall seconds.
-    ``same`` and ``others``: multiples of Retrain's spread, by place. ``u_lira``, ``shift``: None where there are too few ``models``.
+    ``same`` and ``others``: multiples of Retrain's spread, by place. ``u_lira``, ``shift``: None with too few ``models``.
     """
 
     label: str

@@ -165,14 +165,13 @@ def test_of_a_class_and_single_samples_the_attack_looks_at_the_single_ones(toy) 
     assert record["membership"]["sizes"] == sizes
 
 
-def test_the_noise_of_the_difference_to_retrain_is_in_the_record_and_decides(toy) -> None:
+def test_the_noise_of_the_difference_to_retrain_is_in_the_record(toy) -> None:
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
     record = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", retrains=0, probes=False, relearn_cap=2)
     attacks = record["membership"]["population"]
     assert "difference_standard_error" not in attacks["retrain"]
     noise = attacks["unlearned"]["difference_standard_error"]
     assert 0 < noise == attacks["full"]["difference_standard_error"]
-    assert any(f"(noise ± {noise:.2f})" in reason for reason in record["verdict"]["reasons"])
 
 
 def test_outputs_that_are_no_numbers_still_give_a_record(toy) -> None:
