@@ -25,7 +25,8 @@ SEEDED = (*PATHS, "chain")
 """Experiments that can be run seed by seed."""
 RECORDED = "recorded"
 CALIBRATION = "calibration"
-PAGES = ("unlearning", COMPARISON, "path", RECORDED, CALIBRATION, "development", "tables", "architecture")
+ATTACKS = "attacks"
+PAGES = ("unlearning", COMPARISON, "path", RECORDED, ATTACKS, CALIBRATION, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, CALIBRATION]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS, CALIBRATION]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -104,6 +105,13 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.name == CALIBRATION:
         return _calibrate(options, work)
+    if options.name == ATTACKS:
+        from lab import attacks
+
+        if options.settings:
+            raise InputError(f"'run {ATTACKS}' has one setting, and takes no --settings.")
+        attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan)
+        return 0
     settings = _chosen_settings(options)
     folders = {"out": options.out, "work": work, "shared": options.shared}
     if options.name == COMPARISON:
@@ -231,6 +239,10 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         from lab.calibration_page import calibration_page
 
         return {docs / "calibration.md": calibration_page(out).encode()}
+    if name == ATTACKS:
+        from lab.attacks_page import attacks_page
+
+        return {docs / "results-attacks.md": attacks_page(out).encode()}
     if name == "architecture":
         rooms = docs / "architecture.md"
         return {rooms: filled(rooms.read_text("utf-8"), architecture_table(out)).encode()}

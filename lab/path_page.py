@@ -43,7 +43,13 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
 - *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05, in rows where it was looked at.
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
-  all of them), which is what a perfect method would show. It needs at least {least} models a side.
+  all of them), which is what a perfect method would show. It needs at least {least} models a side. Seed-only: data, forget set
+  and anchor are the same for all models. A row's models share seeds with the Retrains they are held against, those of the null
+  do not, and so scatter more. With so few models it tells large from small; more of them, in a small setting:
+  [results-attacks.md](results-attacks.md).
+- *Shift*: median over the forgotten samples of the shift of the mean log-odds from Retrain's, in Retrain's standard deviations,
+  ± its standard error. Above 0 they are known too well, below 0 pushed too far; in Retrain's row how far one half strays from the
+  other.
 """
 TARGETS = """Means over the seeds that were run; costs in CPU seconds over Retrain's, distances the larger of D_f and hold-out.
 A fifth of Retrain is asked of `auto` at its default budget, the best quality of all parameters with 2 checkpoints, a correction
@@ -52,7 +58,7 @@ and 2 exact epochs.
 COLUMNS = (
     "row", "seeds", "first × Retrain [wall]", "next × Retrain [wall]", "TV same × spread, D_f / hold-out",
     "TV others × spread, D_f / hold-out", "recovered",
-    "accuracy: retain / forget / hold-out", "relearn", "U-LiRA",
+    "accuracy: retain / forget / hold-out", "relearn", "U-LiRA", "shift",
 )  # fmt: skip
 
 
@@ -160,7 +166,13 @@ def _cells(row: PathRow, wanted: int) -> list[str]:
         f"{row.models} models a side: too few"
         if row.u_lira is None
         else f"{row.u_lira.auc:.3f} ± {row.u_lira.auc_standard_error:.3f} ({row.models} a side)",
+        shift_text(row),
     ]
+
+
+def shift_text(row: PathRow) -> str:
+    """The median shift with its standard error."""
+    return "–" if row.shift is None else f"{row.shift.median:+.2f} ± {row.shift.standard_error:.2f}"
 
 
 def _ratio(cpu: Figure, wall: Figure) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastntk.auditing.record_figures import Attack
-from fastntk.auditing.ulira import LEAST, u_lira, u_lira_null
+from fastntk.auditing.record_figures import Attack, Shift
+from fastntk.auditing.ulira import LEAST, median_shift, median_shift_null, u_lira, u_lira_null
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
@@ -37,7 +37,7 @@ class PathRow:
     """One row of one request.
 
     ``first`` and ``next``: CPU seconds over Retrain's, all requests of the setting together; ``wall``: the same in wall seconds.
-    ``same`` and ``others``: multiples of Retrain's spread, by place. ``u_lira``: None where there are too few ``models``.
+    ``same`` and ``others``: multiples of Retrain's spread, by place. ``u_lira``, ``shift``: None with too few ``models``.
     """
 
     label: str
@@ -51,6 +51,7 @@ class PathRow:
     accuracy: dict[str, Figure]
     relearn: Relearn | None
     u_lira: Attack | None
+    shift: Shift | None
     models: int
 
 
@@ -108,6 +109,7 @@ class PathRecords:
             accuracy=accuracies(entries.values()),
             relearn=relearned(entries.values()),
             u_lira=u_lira(*sides) if len(paired) >= LEAST else None,
+            shift=median_shift(*sides) if len(paired) >= LEAST else None,
             models=len(paired),
         )
 
@@ -130,6 +132,7 @@ class PathRecords:
             accuracy=accuracies(retrains.values()),
             relearn=relearned(self._references(request, "retrain").values()),
             u_lira=u_lira_null(confidences) if len(confidences) >= 2 * LEAST else None,
+            shift=median_shift_null(confidences) if len(confidences) >= 2 * LEAST else None,
             models=len(confidences) // 2,
         )
 

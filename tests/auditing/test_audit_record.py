@@ -167,7 +167,7 @@ def test_of_a_class_and_single_samples_the_attack_looks_at_the_single_ones(toy) 
     assert record["membership"]["sizes"] == sizes
 
 
-def test_the_noise_of_the_difference_to_retrain_is_in_the_record_and_decides(toy) -> None:
+def test_the_noise_of_the_difference_to_retrain_is_in_the_record(toy) -> None:
     nothing = fastntk.unlearn(toy.run, ids=toy.ids(20), method="full")
     record = fastntk.audit(toy.run, nothing, holdout=toy.holdout, reference="retrain", retrains=0, probes=False, relearn_cap=2)
     attacks = record["membership"]["population"]

@@ -254,3 +254,15 @@ def test_without_retrain_nothing_is_said_of_it(record_with: Make) -> None:
     assert outcome.level == "no reference"
     assert outcome.text[2] == "Before, the model classified 95.0 % of them correctly; now 61.0 %."
     assert len(outcome.text) == 4
+
+
+def test_the_noise_of_the_difference_decides_where_the_record_has_it(record_with: Make) -> None:
+    """Two attacks on the same samples: their own errors, taken as independent, would say too much or too little."""
+
+    def level(auc: float, noise: float) -> str:
+        paired = attack(auc) | {"difference_standard_error": noise}
+        return verdict(record_with(good(), at("membership.population.unlearned", paired))).level
+
+    assert level(0.57, 0.03) == "memory left"
+    assert level(0.57, 0.04) == "like retrain"
+    assert level(0.7, 0.11) == "like retrain"
