@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fastntk.auditing.record_figures import Attack
-from fastntk.auditing.ulira import LEAST, u_lira, u_lira_null
+from fastntk.auditing.ulira import LEAST, median_shift, median_shift_null, u_lira, u_lira_null
 from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.reproduce.summary import Figure, Record, attack
@@ -23,7 +24,7 @@ from lab.unlearning_page import figure_text, relearn_text, setting_text
 PLACES = ("forget", "holdout")
 COLUMNS = (
     "method", "seeds", "TV others × spread, D_f / hold-out", "TV same × spread, D_f / hold-out", "recovered",
-    "accuracy: retain / forget / hold-out", "relearn", "U-LiRA", "cost × Retrain",
+    "accuracy: retain / forget / hold-out", "relearn", "U-LiRA", "shift", "cost × Retrain",
 )  # fmt: skip
 ATTACK = "attack AUC"
 """For requests of single samples only: on a whole class the attack has no power, for Retrain never saw the class either."""
@@ -94,6 +95,7 @@ def _cells(row: Row, records: list[Record], reference: list[Record], request: Re
         " / ".join(figure_text(row.accuracy[name], 1, scale=100) for name in ("retain", *PLACES)),
         relearn_text(row),
         _told_apart(null(reference) if retrain else separation(records, reference), len(known) // 2 if retrain else len(known)),
+        _shift_text(reference if retrain else records, reference, retrain=retrain),
         *(() if request.kind == "class" else (figure_text(area, 3),)),
         "1" if retrain else figure_text(row.ratio_with_rows, 3 if (row.ratio_with_rows.mean or 1) < 0.1 else 2),
     ]
@@ -119,14 +121,31 @@ def _told_apart(test: Attack | None, models: int) -> str:
     return f"{test.auc:.3f} ± {test.auc_standard_error:.3f} ({models} a side)"
 
 
+def _shift_text(records: list[Record], reference: list[Record], *, retrain: bool) -> str:
+    """The median shift with its standard error; for Retrain that of Retrains against Retrains."""
+    if retrain:
+        confidences = [record["confidences"] for record in reference if record["confidences"]]
+        shift = median_shift_null(confidences) if len(confidences) >= 2 * LEAST else None
+    else:
+        sides = _sides(records, reference)
+        shift = None if sides is None else median_shift(*sides)
+    return "–" if shift is None else f"{shift.median:+.2f} ± {shift.standard_error:.2f}"
+
+
 def separation(records: list[Record], reference: list[Record]) -> Attack | None:
     """U-LiRA of a row's models against the Retrains of the same seeds; None where there are too few."""
+    sides = _sides(records, reference)
+    return None if sides is None else u_lira(*sides)
+
+
+def _sides(records: list[Record], reference: list[Record]) -> tuple[list[Any], list[Any]] | None:
+    """Confidences of a row's models and of the Retrains of the same seeds; None where there are too few."""
     ours = {record["seed"]: record["confidences"] for record in records if record["confidences"]}
     theirs = {record["seed"]: record["confidences"] for record in reference if record["confidences"]}
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < LEAST:
         return None
-    return u_lira([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
 
 def null(reference: list[Record]) -> Attack | None:
