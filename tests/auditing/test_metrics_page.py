@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fastntk.auditing import klom, membership, ulira, verdict
+from fastntk.auditing import calibration, klom, membership, ulira
 from fastntk.auditing.ensembles import FEWEST
 from fastntk.auditing.figures import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 TEXT = " ".join((ROOT / "docs" / "metrics.md").read_text("utf-8").split())
+
+
+def _limits(samples: int) -> str:
+    """Those of the distance with one pair of Retrains and with four Retrains."""
+    one, four = (calibration.distance_limit(samples, others) for others in (1, 3))
+    return f"{one:.2f} ({four:.2f})"
 
 
 def test_every_name_is_explained() -> None:
@@ -24,14 +30,17 @@ def test_the_cost_told_is_that_of_the_record() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     for sentence in (
-        f"recovered < {verdict.RECOVERED_LEAST};",
-        f"recovered > {verdict.RECOVERED_MOST};",
-        f"under {verdict.RELEARN_SHARE} × Retrain's epochs and at least {verdict.RELEARN_EPOCHS} epochs fewer",
-        f"over Retrain's by {verdict.ERRORS:.0f} standard errors",
-        f"by {verdict.ERRORS:.0f} of its own standard errors and by {verdict.LIRA_GAP}",
-        f"an accuracy over {100 * verdict.POINTS:.0f} points and over {verdict.FEW} samples",
-        f"total variation over {verdict.SPREAD} × the spread",
-        f"below {verdict.LOSS_GAP} nats",
+        f"recovered between {calibration.RECOVERED_LEAST} and {calibration.RECOVERED_MOST} and accuracies",
+        f"within {100 * calibration.POINTS:.0f} points and {calibration.FEW} samples are conventions",
+        f"under {calibration.RELEARN_SHARE} × Retrain's epochs and at least {calibration.RELEARN_EPOCHS} epochs fewer",
+        f"over Retrain's by {calibration.LEVEL} standard errors",
+        f"by {calibration.LEVEL} of its own standard errors and by {calibration.LIRA_GAP}",
+        f"a limit of {calibration.LEVEL} standard deviations of chance",
+        f"of 1 sample {_limits(1)}, of 2 to 9 {_limits(5)}, of 10 to 99 {_limits(30)}; 100 samples and more, and D_h of that size, "
+        f"{_limits(1000)}",
+        f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) nats either way; for a whole class "
+        f"{calibration.CLASS_LOSS} in place of the last root; at least {calibration.LEAST_LOSS}",
+        f"Distances up to {calibration.LEAST_DISTANCE} are no reason",
         f"Under {membership.LEAST} samples on either side",
         f"at least {100 * ulira.FLOOR:.0f} % of that of all values",
         f"clipped to ±{klom.CLIP:.0f}",

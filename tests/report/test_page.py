@@ -130,7 +130,9 @@ def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
         "16 November 2026, 09:30 UTC",
         "none are classified correctly, but mostly “dog” (75.0 %) and “fox” (25.0 %)",
         "Retrain: 25.0 % are classified correctly, the others mostly “dog” (50.0 %)",
-        "0.50 times as far from Retrain",
+        "0.50 times as far from the Retrain of its own seed, and 1.2 times as far from those of other seeds",
+        "above 2.13 is more than chance",
+        "rests on 3 Retrains: on the 4 forgotten samples",
         "Unlearning took 0.25 times as long as Retrain.",
         "an ensemble of 8 tangent models",
         "✓ passed",
@@ -268,6 +270,16 @@ def test_nothing_of_a_single_sample_is_shown_though_an_older_record_has_it(recor
     html = render(record)
     assert record["samples"][1]["digest"] not in html
     assert "3.14" not in html
+
+
+def test_a_record_of_older_rules_is_shown_with_both_verdicts_and_not_in_green(record: Record, read_page: Reader) -> None:
+    del record["verdict"]["rules"]
+    assert 'verdict good"' in render(record)  # old and new rules agree
+    record["accuracy"]["retain"]["unlearned"] = 0.1
+    html = render(record)
+    assert 'verdict warn"' in html
+    assert "judged by other rules (1, now 2) as “like retrain”; by the present ones it is “differs from retrain”" in html
+    assert "does not follow from its figures" not in html
 
 
 @pytest.mark.parametrize("spoil", ["level", "requirement"])
