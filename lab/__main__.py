@@ -58,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, help="CPU threads (default: all that torch finds)")
     run.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these (path, augmented, chain)")
     run.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows (path, augmented)")
-    run.add_argument("--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented)")
+    run.add_argument(
+        "--finish", action="store_true", help="only what is computed from several seeds' models (path, augmented, calibration)"
+    )
     run.add_argument("--keep-stale", action="store_true", help="do not make again what other code made")
     run.add_argument("--kept", action="store_true", help="train nothing: only models that are there (calibration)")
     run.add_argument("--plan", action="store_true", help="say what would run and how long, and stop")
@@ -85,10 +87,12 @@ def _run(options: argparse.Namespace) -> int:
         if options.threads < 1:
             raise InputError(f"--threads must be at least 1, got {options.threads}.")
         torch.set_num_threads(options.threads)
-    if (options.seeds and options.name not in SEEDED) or ((options.rows or options.finish) and options.name not in PATHS):
+    if (options.seeds and options.name not in SEEDED) or (
+        (options.rows and options.name not in PATHS) or (options.finish and options.name not in (*PATHS, CALIBRATION))
+    ):
         raise InputError(
             f"'run {options.name}' got an option it does not have: --seeds goes with {', '.join(SEEDED)}, --rows and --finish "
-            f"with {', '.join(PATHS)}. The other experiments run all that is missing."
+            f"with {', '.join(PATHS)}, --finish with {CALIBRATION} too. The other experiments run all that is missing."
         )
     if options.kept and options.name != CALIBRATION:
         raise InputError(f"'run {options.name}' got an option it does not have: --kept goes with {CALIBRATION}.")
@@ -181,7 +185,9 @@ def _calibrate(options: argparse.Namespace, work: Path) -> int:
     unknown = sorted(set(options.settings or []) - set(POOLS))
     if unknown or options.plan:
         raise InputError(f"'run {CALIBRATION}' takes --settings of {', '.join(POOLS)}, and no --plan.")
-    calibration.run(out=options.out, work=work, shared=options.shared, pools=options.settings, kept=options.kept)
+    calibration.run(
+        out=options.out, work=work, shared=options.shared, pools=options.settings, kept=options.kept, measured=options.finish
+    )
     return 0
 
 

@@ -66,16 +66,26 @@ def run(
     shared: Path,
     pools: Sequence[str] | None = None,
     kept: bool = False,
+    measured: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
-    """Train and measure what is missing, then judge every draw anew. ``kept``: train nothing, use what is there."""
+    """Train and measure what is missing, then judge every draw anew.
+
+    ``kept``: train nothing, use what is there; ``measured``: measure nothing either.
+    """
     # One thread: what several compute differs in the last bits, and with it the pieces from machine to machine.
     torch.set_num_threads(1)
     for name in pools or POOLS:
-        shop = open_pool(POOLS[name], out=out, work=work, shared=shared, kept=kept)
-        measure(shop, say)
+        shop = open_pool(POOLS[name], out=out, work=work, shared=shared, kept=kept, measured=measured)
+        if not measured:
+            measure(shop, say)
         rows = [row for request in shop.pool.requests for row in judged(shop, request)]
-        about = {"pool": name, "configuration": shop.pool.setting.training, "environment": environment(), "kept": kept}
+        about = {
+            "pool": name,
+            "configuration": shop.pool.setting.training,
+            "environment": environment(),
+            "complete": not (kept or measured),
+        }
         write_record(out / FOLDER / f"{name}.json", {"schema": CALIBRATION, **about, "rows": rows})
         say(f"{name}: {sum(row['draws'] for row in rows)} draws judged")
 
@@ -117,7 +127,7 @@ def _draws(shop: Workshop, request: Request, others: int) -> dict[str, Iterator[
             yield (RETRAIN, tuple(sorted(order[:size]))), order[size:]
 
     def of_method(row: MethodRow) -> Iterator[tuple[Candidate, list[int]]]:
-        for seed in shop.runs(request):
+        for seed in (seed for seed in shop.runs(request) if shop.there(request, row, seed)):
             generator = np.random.default_rng([others, seed])
             rest = [other for other in seeds if other != seed]
             for _ in range(METHOD_DRAWS if len(rest) >= others else 0):

@@ -101,13 +101,17 @@ class Piece:
 
 @dataclass(eq=False)
 class Workshop:
-    """A pool at work: the experiment, where pieces lie, the run at hand. ``kept``: train nothing, leave out what is missing."""
+    """A pool at work: the experiment, where pieces lie, the run at hand. ``kept``: train nothing, leave out what is missing.
+
+    ``measured``: measure nothing either.
+    """
 
     pool: Pool
     out: Path
     experiment: Experiment
     pieces: Path
     kept: bool
+    measured: bool = False
     run: Run | None = None
     rows: Linearisation | None = None
     sets: dict[str, EvaluationSets] = field(default_factory=dict)
@@ -115,26 +119,31 @@ class Workshop:
     @cached_property
     def seeds(self) -> dict[str, tuple[int, ...]]:
         """The seeds of Retrain by request, those that are trained where nothing may be."""
-        folder = self.experiment.folder
         return {
-            request.name: tuple(
-                seed for seed in self.pool.seeds if not self.kept or (folder / retrain_file(request, seed)).exists()
-            )
+            request.name: tuple(seed for seed in self.pool.seeds if self.there(request, RETRAIN, seed))
             for request in self.pool.requests
         }
 
+    def there(self, request: Request, row: MethodRow, seed: int) -> bool:
+        """Whether a model may be asked for: all of them, those whose training is kept, or those that were measured."""
+        if self.measured:
+            return self.place(request, row, seed).exists()
+        names = [retrain_file(request, seed)] if row.method == RETRAIN.method else [fit_file(seed), trace_folder(seed)]
+        return not self.kept or all((self.experiment.folder / name).exists() for name in names)
+
     def runs(self, request: Request) -> tuple[int, ...]:
         """The seeds that the methods start from: those that have a Retrain, too."""
-        folder = self.experiment.folder
-        there = (seed for seed in self.pool.runs if seed in self.seeds[request.name])
-        files = (fit_file, trace_folder)
-        return tuple(seed for seed in there if not self.kept or all((folder / file(seed)).exists() for file in files))
+        return tuple(seed for seed in self.pool.runs if seed in self.seeds[request.name] and self.there(request, FULL, seed))
+
+    def place(self, request: Request, row: MethodRow, seed: int) -> Path:
+        """The file of a model's figures."""
+        return self.pieces / self.pool.name / request.name / f"{row.slug}-seed{seed}.safetensors"
 
     def piece(self, request: Request, row: MethodRow, seed: int) -> Piece:
         """The model's figures: read, or measured and kept."""
         on = self.evaluation(request)
         key = json_digest([self.experiment.identity, request.ids(self.experiment.samples), row.method, dict(row.options), seed])
-        path = self.pieces / self.pool.name / request.name / f"{row.slug}-seed{seed}.safetensors"
+        path = self.place(request, row, seed)
         found = read_piece(path, key, on) if path.exists() else None
         if found is None:
             found = self._measured(request, row, seed, on)
@@ -185,10 +194,10 @@ class Workshop:
         return self.rows
 
 
-def open_pool(pool: Pool, *, out: Path, work: Path, shared: Path, kept: bool) -> Workshop:
+def open_pool(pool: Pool, *, out: Path, work: Path, shared: Path, kept: bool, measured: bool = False) -> Workshop:
     """Build the model, load the data."""
     experiment = open_experiment(pool.setting, shared=shared, work=work)
-    return Workshop(pool, out, experiment, out / "work" / "calibration", kept)
+    return Workshop(pool, out, experiment, out / "work" / "calibration", kept, measured)
 
 
 def measure(shop: Workshop, say: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ TITLES = {
     "report": "Report: other seeds, another class, other draws",
     "larger": "Larger: 100 images a class",
 }
+NOT_RUN = "Not run.\n"
 Row = Mapping[str, Any]
 
 HEAD = f"""# Calibration of the verdict
@@ -42,8 +43,7 @@ def calibration_page(out: Path) -> str:
     parts = [HEAD, _limits()]
     for name, title in TITLES.items():
         path = out / FOLDER / f"{name}.json"
-        text = _pool(read_record(path, schema=CALIBRATION)["rows"]) if path.exists() else "Not run.\n"
-        parts.append(f"## {title}\n\n{text}")
+        parts.append(f"## {title}\n\n{_pool(read_record(path, schema=CALIBRATION)) if path.exists() else NOT_RUN}")
     return "\n".join(parts)
 
 
@@ -60,13 +60,16 @@ def _limits() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pool(rows: Sequence[Row]) -> str:
-    """What passes, in one table, then what every candidate got."""
+def _pool(record: Row) -> str:
+    """How many genuine Retrains pass, then what every candidate got."""
+    rows: Sequence[Row] = record["rows"]
     genuine = [row for row in rows if row["candidate"] == "retrain"]
     draws = sum(row["draws"] for row in genuine)
     passed = sum(row["levels"].get("like retrain", 0) for row in genuine)
     share = f"{100 * passed / draws:.1f} %" if draws else "none"
     lines = [f"Genuine Retrains passed: {share} of {draws} draws.", ""]
+    if not record["complete"]:
+        lines += ["Not complete: made from the models that were trained and measured by then.", ""]
     others = sorted({row["others"] for row in rows})
     for request, title in {row["request"]: row["title"] for row in rows}.items():
         own = [row for row in rows if row["request"] == request]

@@ -13,6 +13,12 @@ ROOT = Path(__file__).parents[2]
 TEXT = " ".join((ROOT / "docs" / "metrics.md").read_text("utf-8").split())
 
 
+def _limits(samples: int) -> str:
+    """Those of the distance with one pair of Retrains and with four Retrains."""
+    one, four = (calibration.distance_limit(samples, others) for others in (1, 3))
+    return f"{one:.2f} ({four:.2f})"
+
+
 def test_every_name_is_explained() -> None:
     assert not [name for name in BY_NAME if f"`{name}`" not in TEXT]
 
@@ -24,18 +30,17 @@ def test_the_cost_told_is_that_of_the_record() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     for sentence in (
-        f"under {calibration.RELEARN_SHARE} × Retrain's epochs and at least {calibration.RELEARN_EPOCHS} epochs fewer",
-        f"over Retrain's by {calibration.LEVEL} standard errors of the difference",
-        f"by {calibration.LEVEL} of its own standard errors and by {calibration.LIRA_GAP}",
         f"recovered between {calibration.RECOVERED_LEAST} and {calibration.RECOVERED_MOST} and accuracies",
-        f"within {100 * calibration.POINTS:.0f} points and {calibration.FEW} samples",
-        f"of 1 sample {calibration.distance_limit(1, 1):.2f} ({calibration.distance_limit(1, 3):.2f})",
-        f"of 2 to 9 {calibration.distance_limit(9, 1):.2f} ({calibration.distance_limit(9, 3):.2f})",
-        f"of 10 to 99 {calibration.distance_limit(99, 1):.2f} ({calibration.distance_limit(99, 3):.2f})",
-        f"of that size, {calibration.distance_limit(100, 1):.2f} ({calibration.distance_limit(100, 3):.2f})",
-        f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) nats",
-        f"for a whole class {calibration.CLASS_LOSS} in place of the last root; at least {calibration.LEAST_LOSS}",
-        f"Distances up to {calibration.LEAST_DISTANCE}",
+        f"within {100 * calibration.POINTS:.0f} points and {calibration.FEW} samples are conventions",
+        f"under {calibration.RELEARN_SHARE} × Retrain's epochs and at least {calibration.RELEARN_EPOCHS} epochs fewer",
+        f"over Retrain's by {calibration.LEVEL} standard errors",
+        f"by {calibration.LEVEL} of its own standard errors and by {calibration.LIRA_GAP}",
+        f"a limit of {calibration.LEVEL} standard deviations of chance",
+        f"of 1 sample {_limits(1)}, of 2 to 9 {_limits(5)}, of 10 to 99 {_limits(30)}; 100 samples and more, and D_h of that "
+        f"size, {_limits(1000)}",
+        f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) nats either way; for a whole class "
+        f"{calibration.CLASS_LOSS} in place of the last root; at least {calibration.LEAST_LOSS}",
+        f"Distances up to {calibration.LEAST_DISTANCE} are no reason",
         f"Under {membership.LEAST} samples on either side",
         f"at least {100 * ulira.FLOOR:.0f} % of that of all values",
         f"clipped to ±{klom.CLIP:.0f}, in {klom.BINS} common bins",

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fastntk.auditing.calibration import RULES
 from fastntk.report import sections
 
 flow_module = importlib.import_module("fastntk.report.flow")
@@ -151,7 +152,12 @@ def _record() -> dict[str, Any]:
                 "unit": "epochs",
             },
         },
-        "verdict": {"level": "like retrain", "text": ["It predicts like Retrain."], "reasons": ["all distances are small"]},
+        "verdict": {
+            "level": "like retrain",
+            "text": ["It predicts like Retrain."],
+            "reasons": ["all distances are small"],
+            "rules": RULES,
+        },
         "requirements": [
             {"text": "forget_accuracy<=retrain+1", "left": 0.0, "right": 26.0, "passed": True, "note": None},
             {"text": "holdout_accuracy>=90", "left": 50.0, "right": 90.0, "passed": False, "note": None},

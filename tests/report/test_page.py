@@ -17,7 +17,6 @@ import pytest
 import typer.main
 
 import fastntk
-from fastntk.auditing.calibration import RULES
 from fastntk.base.errors import InputError
 from fastntk.cli.app import app
 from fastntk.report import record_digest, render, write_report
@@ -131,7 +130,9 @@ def test_figures_arrive_on_the_page(record: Record, read_page: Reader) -> None:
         "16 November 2026, 09:30 UTC",
         "none are classified correctly, but mostly “dog” (75.0 %) and “fox” (25.0 %)",
         "Retrain: 25.0 % are classified correctly, the others mostly “dog” (50.0 %)",
-        "0.50 times as far from the Retrain of its own seed",
+        "0.50 times as far from the Retrain of its own seed, and 1.2 times as far from those of other seeds",
+        "above 2.13 is more than chance",
+        "rests on 3 Retrains: on the 4 forgotten samples",
         "Unlearning took 0.25 times as long as Retrain.",
         "an ensemble of 8 tangent models",
         "✓ passed",
@@ -271,9 +272,18 @@ def test_nothing_of_a_single_sample_is_shown_though_an_older_record_has_it(recor
     assert "3.14" not in html
 
 
+def test_a_record_of_older_rules_is_shown_with_both_verdicts_and_not_in_green(record: Record, read_page: Reader) -> None:
+    del record["verdict"]["rules"]
+    assert 'verdict good"' in render(record)  # old and new rules agree
+    record["accuracy"]["retain"]["unlearned"] = 0.1
+    html = render(record)
+    assert 'verdict warn"' in html
+    assert "judged by other rules (1, now 2) as “like retrain”; by the present ones it is “differs from retrain”" in html
+    assert "does not follow from its figures" not in html
+
+
 @pytest.mark.parametrize("spoil", ["level", "requirement"])
 def test_a_judgement_that_the_figures_do_not_give_is_never_green(record: Record, spoil: str) -> None:
-    record["verdict"]["rules"] = RULES
     assert 'verdict good"' in render(record)
     if spoil == "level":
         record["accuracy"]["retain"]["unlearned"] = 0.1  # of 10 samples, 8 fewer than Retrain
@@ -282,16 +292,6 @@ def test_a_judgement_that_the_figures_do_not_give_is_never_green(record: Record,
     html = render(record)
     assert 'verdict bad"' in html
     assert "does not follow from its figures" in html
-    assert "✓ The model now predicts" not in html
-
-
-def test_a_verdict_of_older_rules_that_the_present_ones_do_not_give_is_shown_with_both(record: Record) -> None:
-    assert "rules" not in record["verdict"]
-    assert 'verdict good"' in render(record)  # the present rules say the same
-    record["accuracy"]["retain"]["unlearned"] = 0.1
-    html = render(record)
-    assert 'verdict warn"' in html
-    assert "judged by other rules (1, now 2) as “like retrain”; by the present ones it is “differs from retrain”" in html
     assert "✓ The model now predicts" not in html
 
 
