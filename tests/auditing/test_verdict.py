@@ -263,6 +263,6 @@ def test_the_noise_of_the_difference_decides_where_the_record_has_it(record_with
         paired = attack(auc) | {"difference_standard_error": noise}
         return verdict(record_with(good(), at("membership.population.unlearned", paired))).level
 
-    assert level(0.57, 0.03) == "memory left"
-    assert level(0.57, 0.04) == "like retrain"
+    assert level(0.57, 0.02) == "memory left"
+    assert level(0.57, 0.03) == "like retrain"
     assert level(0.7, 0.11) == "like retrain"
