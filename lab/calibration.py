@@ -240,5 +240,5 @@ def _mean(parts: Sequence[Piece]) -> Piece:
 
     first = parts[0].predictions
     vector = torch.stack([part.predictions.vector for part in parts]).mean(0)
-    mean = replace(first, vector=vector, **{where: logits(where) for where in ("retain", "forget", "holdout")})
+    mean = replace(first, vector=vector, retain=logits("retain"), forget=logits("forget"), holdout=logits("holdout"))
     return replace(parts[0], predictions=mean)

@@ -214,7 +214,7 @@ def _spread(record: Measurements, measure: str, where: str) -> float | None:
     if spread is None:
         return None
     places: Places = getattr(spread, measure)
-    value, floor = getattr(places, where), places.holdout
+    value, floor = places.forget if where == "forget" else places.holdout, places.holdout
     if value is None or floor is None:
         return None
     return min(value, floor) if measure == "agreement" else max(value, floor)
