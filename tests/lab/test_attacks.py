@@ -23,7 +23,14 @@ from lab import attacks
 
 MODELS = 4
 TINY = replace(
-    BASE, name="tiny-attacks", requests=(Request("random", 0.2, draw_seed=0),), images_per_class=10, seeds=(0,), probes=False
+    BASE,
+    name="tiny-attacks",
+    requests=(Request("random", 0.2, draw_seed=0),),
+    images_per_class=10,
+    holdout=REST,
+    holdout_per_class=4,
+    seeds=(0,),
+    probes=False,
 )
 ROWS = (MethodRow("full", "full"), MethodRow("fast-ntk", "fast-ntk"))
 
