@@ -101,11 +101,11 @@ def run(
         say(f"attacks: seed {seed}, {count} unlearned models made")
     for name in missing:
         say(f"attacks: {name}")
-        request = next((each for each in setting.requests if each.name == name), None)
+        asked = next((each for each in setting.requests if each.name == name), None)
         made = (
             resampled(experiment, models=models, say=say)
-            if request is None
-            else seed_only(experiment, request, rows_for(request, out), models=models, say=say)
+            if asked is None
+            else seed_only(experiment, asked, rows_for(asked, out), models=models, say=say)
         )
         head = {"schema": SCHEMA, "digest": digests[name], "setting": setting.name, "training": setting.training_digest}
         write_record(out / FOLDER / f"{name}.json", head | {"models": models, "environment": environment()} | made)

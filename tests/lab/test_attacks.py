@@ -18,11 +18,19 @@ from tiny_cells import TINY as BASE
 from fastntk.base.errors import InputError
 from fastntk.reproduce import MethodRow, Request
 from fastntk.reproduce.experiment import open_experiment
+from fastntk.reproduce.setting import REST
 from lab import attacks
 
 MODELS = 4
 TINY = replace(
-    BASE, name="tiny-attacks", requests=(Request("random", 0.2, draw_seed=0),), images_per_class=10, seeds=(0,), probes=False
+    BASE,
+    name="tiny-attacks",
+    requests=(Request("random", 0.2, draw_seed=0),),
+    images_per_class=10,
+    holdout=REST,
+    holdout_per_class=4,
+    seeds=(0,),
+    probes=False,
 )
 ROWS = (MethodRow("full", "full"), MethodRow("fast-ntk", "fast-ntk"))
 
@@ -33,6 +41,12 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"OURS": ROWS, "RESAMPLED": ROWS, "SURROGATE": ROWS[1], "BOTH_HALVES": ROWS[1:], "TUNED": ()}.items():
         monkeypatch.setattr(attacks, name, value)
     monkeypatch.setattr(attacks, "write_klom_table", lambda path: None)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained weights that the tests share."""
+    return tmp_path_factory.mktemp("work")
 
 
 def run(out: Path, work: Path, **options: Any) -> list[str]:
@@ -56,10 +70,10 @@ def test_forget_sets_share_the_targets_and_nothing_else_is_fixed(tmp_path: Path)
 
 
 def test_records_resume_and_are_made_again_with_other_options(
-    tmp_path: Path, cheap: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, work: Path, cheap: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attacks, "TARGETS", 2)
-    out, work = tmp_path / "out", tmp_path / "work"
+    out = tmp_path / "out"
     assert "2 of 2 records to do" in run(out, work, only_plan=True)[0]
     assert not out.exists()
     run(out, work)
@@ -81,8 +95,8 @@ def test_records_resume_and_are_made_again_with_other_options(
     assert page.endswith("Not run.\n")
 
 
-def test_margins_are_those_of_the_models_and_no_side_shares_a_seed(tmp_path: Path, cheap: None) -> None:
-    experiment, request = open_experiment(TINY, shared=Path("nowhere"), work=tmp_path), TINY.requests[0]
+def test_margins_are_those_of_the_models_and_no_side_shares_a_seed(work: Path, cheap: None) -> None:
+    experiment, request = open_experiment(TINY, shared=Path("nowhere"), work=work), TINY.requests[0]
     full = unlearned_margins(experiment, ROWS[0], request, 0)
     assert full is not None
     for where, values in margins_of(experiment, request, experiment.fitted(0).vector).items():
