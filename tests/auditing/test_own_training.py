@@ -166,7 +166,8 @@ def test_an_ensemble_by_the_function_is_the_real_one(toy, tmp_path: Path) -> Non
                        lambda keep, seed: repeat(toy, keep, seed).model, size=FEWEST)  # fmt: skip
     assert own.seeds == known.seeds
     for name, vectors in known.vectors.items():
-        np.testing.assert_allclose(own.margins[name], confidences(toy.run, result, vectors, title=name), rtol=1e-5, atol=1e-5)
+        expected = confidences(toy.run, {"forget": result.forgotten}, vectors, title=name)["forget"]
+        np.testing.assert_allclose(own.margins["forget"][name], expected, rtol=1e-5, atol=1e-5)
 
 
 def recorded(toy, keep_ids: list[str], seed: int) -> fastntk.Run:
@@ -192,7 +193,7 @@ def test_an_ensemble_of_path_replay_needs_the_trace_of_every_model(toy, depth: s
     from fastntk.auditing.ulira import logit_confidence
 
     expected = logit_confidence(predict(again.model, result.forgotten.inputs), result.forgotten.labels)
-    np.testing.assert_allclose(own.margins["unlearned"][1], expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(own.margins["forget"]["unlearned"][1], expected.numpy(), rtol=1e-5)
     with pytest.raises(InputError, match=r"path-replay works on the trace of every model .* let it record"):
         own_ensemble(run, result, lambda keep, seed: recorded(toy, keep, seed).model, size=2)
 
