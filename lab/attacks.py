@@ -85,7 +85,8 @@ def run(
     """Make the records that are missing."""
     for request in setting.requests:
         check_methods(replace(setting, methods=rows_for(request, out)))
-    write_klom_table(out / FOLDER / "klom.json")
+    if not only_plan:
+        write_klom_table(out / FOLDER / "klom.json")
     digests = {name: record_digest(setting, name, models=models, out=out) for name in record_names(setting)}
     missing = [name for name, digest in digests.items() if not _is_there(out / FOLDER / f"{name}.json", digest)]
     trainings = _trainings(setting, models=models, work=work) if missing else 0
