@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastntk.auditing.calibration import RULES
-from fastntk.auditing.evidence import findings, open_remark, spread_remark
+from fastntk.auditing.evidence import findings, not_numbers, open_remark, power_remark, spread_remark
 from fastntk.auditing.record import AuditRecord, Level, Measurements, Verdict
 from fastntk.auditing.record_figures import Fractions, known
 from fastntk.auditing.requirements import evaluate, parse
@@ -42,10 +42,11 @@ def verdict(record: Measurements) -> Verdict:
         return _judged("memory left", reasons, record)
     warned = _own_check(record)
     outside = _outside(record)
-    if not record.reference.made and warned:
-        return _judged("not to be trusted", [f"own check: {reason}" for reason in warned], record)
+    if not record.reference.made and (warned or not_numbers(record)):
+        broken = ["the model's outputs are not numbers on some samples"] if not_numbers(record) else []
+        return _judged("not to be trusted", [*broken, *(f"own check: {reason}" for reason in warned)], record)
     if outside:
-        return _judged("cannot be told", [outside], record)
+        return _judged("cannot be told", [outside, *reasons], record)
     if not record.reference.made:
         why = "no Retrain was made"
         if record.subject.recipe is None:
@@ -78,14 +79,16 @@ def _own_remark(level: Level, record: Measurements) -> str | None:
 def _outside(record: Measurements) -> str | None:
     """Why weights outside the tuned ones leave the question open.
 
-    They do not where the user's own training made the Retrain with other such weights: then the comparison shows what is left.
+    They do not where the user's own training made the Retrain with other such weights, all of them: then the comparison shows
+    what is left.
     """
-    outside, lifted = known(record.outside), known(record.reference.changed_outside)
-    if outside is None or outside.status not in ("differ", "unknown") or lifted:
+    outside, changed = known(record.outside), known(record.reference.changed_outside) or 0
+    if outside is None or outside.status not in ("differ", "unknown") or changed >= outside.count:
         return None
     kind = "were trained on the same data" if outside.status == "differ" else "may have been trained on the same data"
     how = (
-        "Retrain has them too, so no comparison with it shows what they remember"
+        f"Retrain has {'them' if not changed else f'{outside.count - changed} of them'} too, so no comparison with it shows what "
+        "they remember"
         if record.reference.made
         else "no Retrain was made"
     )
@@ -122,7 +125,7 @@ def older_rules(record: AuditRecord) -> str | None:
     "No reference" needs no rule, and older ones could not give another level without a Retrain but "not to be trusted" and
     "cannot be told": a record that claims one is no older record, but a changed one.
     """
-    rules = known(record.verdict.rules) or 1
+    rules = known(record.verdict.rules) or (RULES if _has_figures_of_now(record) else 1)
     level = verdict(record).level
     if rules == RULES or level == record.verdict.level:
         return None
@@ -131,11 +134,18 @@ def older_rules(record: AuditRecord) -> str | None:
     return f"judged by other rules ({rules}, now {RULES}) as “{record.verdict.level}”; by the present ones it is “{level}”"
 
 
+def _has_figures_of_now(record: AuditRecord) -> bool:
+    """Whether a record holds figures that came with the present rules, so that a missing number of rules was taken out."""
+    distances = known(record.distances)
+    return distances is not None and known(distances.retrains) is not None
+
+
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
     outside = known(record.outside)
     accepted = None if outside is None else known(outside.accepted)
     said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
-    remarks = [_own_remark(level, record), open_remark(record) if level == "like retrain" else None, spread_remark(record)]
+    passed = [power_remark(record), open_remark(record)] if level == "like retrain" else []
+    remarks = [*passed, _own_remark(level, record), spread_remark(record)]
     sentences = (TEXT[level], *said, *_facts(record), *(remark for remark in remarks if remark))
     return Verdict(level=level, text=sentences, reasons=tuple(reasons), rules=RULES)
 
