@@ -55,7 +55,7 @@ def source_digest(text: str) -> str:
 
 
 def _dump(node: object) -> str:
-    """A syntax tree as text, the same for every version of Python: fields that are empty, as those that came later, are left out."""
+    """A syntax tree as text, the same for every version of Python: empty fields, as those that came later, are left out."""
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields)
         inside = ", ".join(f"{name}={_dump(value)}" for name, value in fields if value is not None and value != [])
