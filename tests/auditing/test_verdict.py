@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from fastntk.auditing import AuditRecord
 from fastntk.auditing.calibration import RULES
-from fastntk.auditing.verdict import TEXT, disagreements, older_rules, verdict
+from fastntk.auditing.verdict import LITTLE, TEXT, UNSURE, disagreements, older_rules, verdict
 
 Make = Callable[..., AuditRecord]
 
@@ -165,6 +165,45 @@ def test_losses_and_accuracies_are_compared_with_all_retrains(record_with: Make)
     assert outcome.level == "memory left"
     assert any("Retrain's 1.30 (limit" in reason and "from 4 Retrains" in reason for reason in outcome.reasons)
     assert any("Retrain's 68.6 %" in reason for reason in outcome.reasons)
+
+
+FAR_APART = {"forget": 0.55, "holdout": 0.55}
+WILD: dict[str, Any] = {
+    "request": {"forget": 6, "retain": 30},
+    "subject": {"holdout": 30},
+    "accuracy": {
+        "retain": {"full": 0.5, "unlearned": 0.4, "retrain": 0.4},
+        "forget": {"full": 0.67, "unlearned": 0.67, "retrain": 0.33},
+        "holdout": {"full": 0.33, "unlearned": 0.4, "retrain": 0.37},
+    },
+    "loss": {"forget": {"full": 0.9, "unlearned": 1.1, "retrain": 1.5}},
+    "relearn": {"full": {"epochs": 18, "censored": False, "cap": 100}},
+    "membership": {"population": None},
+    "distances": {
+        "full": {"total_variation": {"forget": 0.48, "holdout": 0.5}},
+        "same_seed": {"total_variation": FAR_APART},
+        "other_seeds": {"total_variation": FAR_APART},
+        "retrain_spread": {
+            "total_variation": FAR_APART,
+            "jensen_shannon": {"forget": 0.2, "holdout": 0.2},
+            "agreement": {"forget": 0.1, "holdout": 0.1},
+        },
+    },
+}
+
+
+def test_retrains_so_far_apart_that_full_would_pass_tell_nothing(record_with: Make) -> None:
+    outcome = verdict(record_with(good(), WILD))
+    assert outcome.level == "cannot be told"
+    assert outcome.text[0] == UNSURE
+    assert "two Retrains lie 0.55 apart" in outcome.reasons[0]
+    assert "--retrains 3" in outcome.reasons[0]
+    # Nothing to forget: Full was near Retrain to begin with.
+    easy = verdict(record_with(good(), WILD, at("distances.full.total_variation", {"forget": 0.05, "holdout": 0.05})))
+    assert easy.level == "like retrain"
+    assert LITTLE in easy.text
+    # And what is beyond the limits even so is told.
+    assert verdict(record_with(good(), WILD, at("loss.forget.retrain", 6.0))).level == "memory left"
 
 
 ALONE: dict[str, Any] = {

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec import UNSET
+
 from fastntk.auditing import calibration
 from fastntk.auditing.figures import lookup
 from fastntk.auditing.record import Measurements
@@ -36,6 +38,27 @@ def findings(record: Measurements) -> list[Finding]:
         text = "the model's outputs are not numbers on some samples, or it classifies none correctly"
         found.append(Finding("difference", "numbers", text))
     return sorted((item for item in found if item), key=lambda item: item.kind != "memory")
+
+
+def blind(record: Measurements) -> bool:
+    """Whether the model before unlearning would pass as well: then these Retrains do not show what was forgotten."""
+    distances = known(record.distances)
+    if distances is None or known(distances.retrain_spread) is None:
+        return False
+    parts = {name: getattr(record.accuracy, name) for name in SETS}
+    accuracy = replace(record.accuracy, **{name: replace(each, unlearned=each.full) for name, each in parts.items()})
+    losses = {name: getattr(record.loss, name) for name in SETS}
+    population = known(record.membership.population)
+    attacks = UNSET if population is None else replace(population, unlearned=population.full)
+    before = replace(
+        record,
+        accuracy=accuracy,
+        loss=replace(record.loss, **{name: replace(each, unlearned=each.full) for name, each in losses.items()}),
+        relearn=replace(record.relearn, unlearned=record.relearn.full),
+        membership=replace(record.membership, population=attacks, u_lira=UNSET),
+        distances=replace(distances, same_seed=distances.full, other_seeds=distances.full),
+    )
+    return not findings(before)
 
 
 def others(record: Measurements) -> int:
