@@ -41,6 +41,7 @@ def test_thresholds_are_those_of_the_code() -> None:
         f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) · (1 + 1/2n) nats either way; for a whole "
         f"class 1 in place of the last root; at least {calibration.LEAST_LOSS}",
         f"and by {calibration.POPULATION_GAP}",
+        f"total variation to Retrain on D_f is over {calibration.MUCH}",
         f"Distances up to {calibration.LEAST_DISTANCE} are no reason",
         f"Under {membership.LEAST} samples on either side",
         f"at least {100 * ulira.FLOOR:.0f} % of that of all values",

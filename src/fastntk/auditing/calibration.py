@@ -45,6 +45,9 @@ LEAST_DISTANCE = 0.005
 LEAST_LOSS = 0.01
 LEAST_POINTS = 0.005
 """Total variation, nats and accuracy that are no reason, however near Retrains lie together."""
+MUCH = 0.1
+"""Total variation on D_f between Full and Retrain from which there was something to forget: if Full passes all the same, the
+Retrains lie too far apart to tell."""
 FEW = 2
 """Samples by which an accuracy may differ whatever the rest."""
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
+from msgspec import UNSET
+
 from fastntk.auditing import calibration
 from fastntk.auditing.figures import lookup
 from fastntk.auditing.record import Measurements
@@ -89,14 +91,9 @@ def open_remark(record: Measurements) -> str | None:
     return None
 
 
-def power_remark(record: Measurements) -> str | None:
-    """Where the model before unlearning, judged in the unlearned one's place, passes as well: then a pass tells nothing."""
-    if not record.reference.made or findings(_nothing_done(record)):
-        return None
-    return (
-        "The model before unlearning passes these tests too: with these samples and Retrains they cannot tell whether anything "
-        "was forgotten. Further Retrains (--retrains 3) narrow the limits, and an attack on each sample (--ensemble 8) sees more."
-    )
+def blind(record: Measurements) -> bool:
+    """Whether the model before unlearning, judged in the unlearned one's place, would pass as well: then a pass tells nothing."""
+    return record.reference.made and not findings(_nothing_done(record))
 
 
 def _nothing_done(record: Measurements) -> Measurements:

@@ -3,7 +3,8 @@
 The first that applies, in this order:
 
     memory left            the forgotten samples are better known than to Retrain, by more than chance
-    cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same
+    cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same;
+                           or the Retrains lie so far apart that the model before unlearning would pass, too
     not to be trusted      there is no Retrain to compare with, and the step's own check said "retrain instead"
     no reference           there is no Retrain to compare with
     differs from retrain   it behaves otherwise than Retrain does, by more than chance
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastntk.auditing.calibration import RULES
-from fastntk.auditing.evidence import findings, not_numbers, open_remark, power_remark, spread_remark
+from fastntk.auditing.calibration import MUCH, RULES
+from fastntk.auditing.evidence import blind, findings, not_numbers, open_remark, spread_remark
+from fastntk.auditing.figures import lookup
 from fastntk.auditing.record import AuditRecord, Level, Measurements, Verdict
 from fastntk.auditing.record_figures import Fractions, known
 from fastntk.auditing.requirements import evaluate, parse
@@ -32,6 +34,12 @@ TEXT: dict[Level, str] = {
     "differs from retrain": "No memory of the removed data was found, but the model behaves otherwise than a retrained one.",
     "like retrain": "In everything that was measured, the model behaves like one that never saw the removed data.",
 }
+
+UNSURE = "Whether the data was forgotten cannot be told: the retrained models differ too much from one another."
+LITTLE = (
+    "By these figures the model before unlearning cannot be told from a retrained one either: there was little to forget that "
+    "they could show."
+)
 
 
 def verdict(record: Measurements) -> Verdict:
@@ -52,7 +60,22 @@ def verdict(record: Measurements) -> Verdict:
         if record.subject.recipe is None:
             why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
         return _judged("no reference", [why], record)
+    if not found and blind(record):
+        drowned = _drowned(record)
+        if drowned:
+            return _judged("cannot be told", [drowned], record)
     return _judged("differs from retrain" if found else "like retrain", reasons, record)
+
+
+def _drowned(record: Measurements) -> str | None:
+    """Why Retrains that lie far apart leave the question open; None where there was little to forget."""
+    before, spread = (lookup(record, f"distances.{pair}.total_variation.forget") for pair in ("full", "retrain_spread"))
+    if before is None or spread is None or before <= MUCH:
+        return None
+    return (
+        f"two Retrains lie {spread:.2f} apart on the forgotten samples (total variation), so chance hides what could be left: "
+        f"the model before unlearning, {before:.2f} from Retrain, would pass as well. More Retrains (--retrains 3 and more) may tell"
+    )
 
 
 def _own_check(record: Measurements) -> list[str]:
@@ -144,9 +167,10 @@ def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
     outside = known(record.outside)
     accepted = None if outside is None else known(outside.accepted)
     said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
-    passed = [power_remark(record), open_remark(record)] if level == "like retrain" else []
-    remarks = [*passed, _own_remark(level, record), spread_remark(record)]
-    sentences = (TEXT[level], *said, *_facts(record), *(remark for remark in remarks if remark))
+    weak = [open_remark(record), LITTLE if blind(record) else None] if level == "like retrain" else []
+    remarks = [_own_remark(level, record), *weak, spread_remark(record)]
+    first = UNSURE if level == "cannot be told" and _outside(record) is None else TEXT[level]
+    sentences = (first, *said, *_facts(record), *(remark for remark in remarks if remark))
     return Verdict(level=level, text=sentences, reasons=tuple(reasons), rules=RULES)
 
 
