@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
 
         if options.settings:
             raise InputError(f"'run {ATTACKS}' has one setting, and takes no --settings.")
-        attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan)
+        attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan, keep_stale=options.keep_stale)
         return 0
     settings = _chosen_settings(options)
     folders = {"out": options.out, "work": work, "shared": options.shared}

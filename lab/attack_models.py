@@ -2,13 +2,14 @@
 
     <work>/<model>-<training digest>/attacks/<request>/<row>-<digest>-seed<k>.npz
 
-φ = log p_y/(1 − p_y) of one model on the samples it was to forget, on retained and on held-out ones. What is there
-is not made again.
+φ = log p_y/(1 − p_y) of one model on the samples it was to forget, on retained and on held-out ones. A file names the data and
+the code it was made from: it is made again where these are others (other code: unless the experiment keeps what is stale).
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.data import Samples
+from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
 from fastntk.reproduce.experiment import Experiment
 from fastntk.reproduce.methods import needs_rows, needs_trace, own_seed
 from fastntk.reproduce.setting import MethodRow, Request
@@ -30,8 +32,12 @@ from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
+from lab.module_code import module_code
 
 SETS = ("forget", "retain", "holdout")
+MODULES = ("auditing/ulira.py",)
+"""Where φ is defined."""
+IDENTITY, CODE = "identity", "code"
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class TargetRequest(Request):
 
 
 def row_digest(row: MethodRow) -> str:
-    """What decides a row's models besides the run."""
+    """What is asked of a row's models besides the run; which code answered is in the file."""
     return json_digest([row.method, dict(row.options)])[:8]
 
 
@@ -78,7 +84,11 @@ def make_unlearned(experiment: Experiment, jobs: Sequence[tuple[MethodRow, Reque
 
     Rows of the linearisation are shared by all methods that work on them, a recorded run by the requests of one row.
     """
-    missing = [(row, request) for row, request in jobs if not unlearned_file(experiment, row, request, seed).exists()]
+    missing = [
+        (row, request)
+        for row, request in jobs
+        if not has_margins(experiment, request, unlearned_file(experiment, row, request, seed), row.method)
+    ]
     linearisation: Linearisation | None = None
     last: tuple[str, Run] | None = None
     for row, request in sorted(missing, key=lambda job: job[0].label):
@@ -90,10 +100,10 @@ def make_unlearned(experiment: Experiment, jobs: Sequence[tuple[MethodRow, Reque
             options["linearisation"] = linearisation
         try:
             vector = unlearn(last[1], ids=request.ids(experiment.samples), method=row.method, **options).subset.get()
+            margins = margins_of(experiment, request, vector)
         except DivergedError:
-            _write(unlearned_file(experiment, row, request, seed), {})
-            continue
-        _write(unlearned_file(experiment, row, request, seed), margins_of(experiment, request, vector))
+            margins = {}
+        _write(unlearned_file(experiment, row, request, seed), margins, _header(experiment, request, row.method))
     return len(missing)
 
 
@@ -111,8 +121,9 @@ def unlearned_margins(experiment: Experiment, row: MethodRow, request: Request, 
 def retrained_margins(experiment: Experiment, request: Request, seed: int) -> dict[str, Array]:
     """Margins of a Retrain, trained where it is not there."""
     path = margins_file(experiment, request, "retrain", seed)
-    if not path.exists():
-        _write(path, margins_of(experiment, request, experiment.retrained(request, seed).vector))
+    if not has_margins(experiment, request, path, "retrain"):
+        margins = margins_of(experiment, request, experiment.retrained(request, seed).vector)
+        _write(path, margins, _header(experiment, request, "retrain"))
     values = _read(path)
     assert values is not None
     return values
@@ -126,9 +137,32 @@ def margins_of(experiment: Experiment, request: Request, vector: Tensor) -> dict
     return {where: np.asarray(logit_confidence(predict(model, part.inputs), part.labels).numpy()) for where, part in sets.items()}
 
 
-def _write(path: Path, values: dict[str, Array]) -> None:
+def has_margins(experiment: Experiment, request: Request, path: Path, method: str) -> bool:
+    """Whether margins are there, of this data and made by the code of now (or by any, where the experiment keeps stale ones)."""
+    if not path.exists():
+        return False
+    header = _header(experiment, request, method)
+    with np.load(path) as file:
+        known = {name: str(file[name]) for name in (IDENTITY, CODE) if name in file.files}
+    if known.get(IDENTITY) != header[IDENTITY]:
+        return False
+    return experiment.keep_stale or not changed_rooms(json.loads(known.get(CODE, "null")), json.loads(header[CODE]))
+
+
+def _header(experiment: Experiment, request: Request, method: str) -> dict[str, str]:
+    """Data, forgotten and held-out samples of margins, and the code that makes them."""
+    forgotten = experiment.samples.subset(experiment.split(request).forget).ids_digest()
+    code = code_of(method, rooms=UNLEARNING) | module_code(*MODULES)
+    return {
+        IDENTITY: json_digest([experiment.identity, experiment.holdout.digest(), forgotten]),
+        CODE: json.dumps(code),
+    }
+
+
+def _write(path: Path, values: dict[str, Array], header: dict[str, str]) -> None:
     stream = io.BytesIO()
-    np.savez(stream, **{name: value.astype(np.float32) for name, value in values.items()})  # type: ignore[arg-type]
+    margins = {name: value.astype(np.float32) for name, value in values.items()}
+    np.savez(stream, **margins, **{name: np.array(text) for name, text in header.items()})  # type: ignore[arg-type]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, stream.getvalue(), overwrite=True)
 
@@ -136,5 +170,5 @@ def _write(path: Path, values: dict[str, Array]) -> None:
 def _read(path: Path) -> dict[str, Array] | None:
     """Kept margins; None where the model diverged, or its outputs are not numbers."""
     with np.load(path) as file:
-        values = {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
+        values = {name: np.asarray(file[name], dtype=np.float64) for name in file.files if name in SETS}
     return values if values and all(np.isfinite(value).all() for value in values.values()) else None

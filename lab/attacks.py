@@ -12,7 +12,8 @@ each model, and only the targets are looked at.
 
     <out>/attacks/<request>.json, <out>/attacks/resampled.json, <out>/attacks/klom.json      figures by row
 
-A record is made again where its digest (setting, rows, sizes) is another one. Models are kept: :mod:`lab.attack_models`.
+A record is made again where its digest (setting, rows, sizes) or the code that made it is another one. Models are kept:
+:mod:`lab.attack_models`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from fastntk.auditing.ulira import median_shift, u_lira
 from fastntk.base.digest import json_digest
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import RESNET
+from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
-from fastntk.reproduce.experiment import Experiment, fit_file, open_experiment, retrain_file, vector_folder
+from fastntk.reproduce.experiment import Experiment, fit_file, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods
-from fastntk.reproduce.records import read_record, write_record
+from fastntk.reproduce.records import MISSING, read_record, reason_to_run, write_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RIDGE, MethodRow, Request, Setting
 from lab.attack_models import SETS, TargetRequest, make_unlearned, retrained_margins, row_digest, unlearned_margins
 from lab.comparison import TUNING, tuning_file
@@ -80,41 +82,61 @@ def run(
     setting: Setting = SETTING,
     models: int = MODELS,
     only_plan: bool = False,
+    keep_stale: bool = False,
     say: Say = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
-    """Make the records that are missing."""
+    """Make the records that are missing or stale (``keep_stale``: records and models that other code made stay)."""
     for request in setting.requests:
         check_methods(replace(setting, methods=rows_for(request, out)))
-    if not only_plan:
-        write_klom_table(out / FOLDER / "klom.json")
-    digests = {name: record_digest(setting, name, models=models, out=out) for name in record_names(setting)}
-    missing = [name for name, digest in digests.items() if not _is_there(out / FOLDER / f"{name}.json", digest)]
-    trainings = _trainings(setting, models=models, work=work) if missing else 0
+    reasons = {name: _reason(setting, name, models=models, out=out, keep_stale=keep_stale) for name in record_names(setting)}
+    missing = [name for name, reason in reasons.items() if reason is not None]
+    trainings = _trainings(setting, models=models, work=work, keep_stale=keep_stale) if missing else 0
     minutes = trainings * costs.training_seconds(setting) / 60
     say(
-        f"attacks: {len(missing)} of {len(digests)} records to do; {trainings} trainings, about {minutes:.0f} min, and unlearning"
+        f"attacks: {len(missing)} of {len(reasons)} records to do; {trainings} trainings, about {minutes:.0f} min, and unlearning"
     )
-    if only_plan or not missing:
+    for name in missing:
+        if reasons[name] != MISSING:
+            say(f"attacks: {name} is stale: {reasons[name]}")
+    if only_plan:
         return
-    experiment = open_experiment(setting, shared=shared, work=work)
+    write_klom_table(out / FOLDER / "klom.json", keep_stale=keep_stale)
+    if not missing:
+        return
+    experiment = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     for seed in range(max(models, 2 * min(SURROGATE_MODELS, models))):
         count = make_unlearned(experiment, _jobs(setting, missing, seed, models=models, out=out), seed)
         say(f"attacks: seed {seed}, {count} unlearned models made")
     for name in missing:
         say(f"attacks: {name}")
         asked = next((each for each in setting.requests if each.name == name), None)
-        made = (
+        entries = (
             resampled(experiment, models=models, say=say)
             if asked is None
             else seed_only(experiment, asked, rows_for(asked, out), models=models, say=say)
         )
-        head = {"schema": SCHEMA, "digest": digests[name], "setting": setting.name, "training": setting.training_digest}
-        write_record(out / FOLDER / f"{name}.json", head | {"models": models, "environment": environment()} | made)
+        digest = record_digest(setting, name, models=models, out=out)
+        head = {"schema": SCHEMA, "digest": digest, "setting": setting.name, "training": setting.training_digest}
+        # Models that other code made are not vouched for.
+        code = {} if keep_stale else {"code": _code(setting, name, out)}
+        write_record(out / FOLDER / f"{name}.json", head | code | {"models": models, "environment": environment()} | entries)
 
 
-def _is_there(path: Path, digest: str) -> bool:
-    """Whether a record of this digest is there; one of other options or settings is made again."""
-    return path.exists() and read_record(path, schema=SCHEMA).get("digest") == digest
+def _reason(setting: Setting, name: str, *, models: int, out: Path, keep_stale: bool) -> str | None:
+    """Why a record has to be made; None where it is fresh."""
+    digest = record_digest(setting, name, models=models, out=out)
+    path, code = out / FOLDER / f"{name}.json", _code(setting, name, out)
+    return reason_to_run(path, lambda _: digest, code, schema=SCHEMA, keep_stale=keep_stale)
+
+
+def _code(setting: Setting, name: str, out: Path) -> dict[str, str]:
+    """Of what makes a record's models and figures."""
+    return code_of("retrain", *(row.method for row in _record_rows(setting, name, out)))
+
+
+def _record_rows(setting: Setting, name: str, out: Path) -> tuple[MethodRow, ...]:
+    request = next((each for each in setting.requests if each.name == name), None)
+    return RESAMPLED if request is None else rows_for(request, out)
 
 
 def _jobs(setting: Setting, names: Sequence[str], seed: int, *, models: int, out: Path) -> list[tuple[MethodRow, Request]]:
@@ -146,10 +168,10 @@ def rows_for(request: Request, out: Path) -> tuple[MethodRow, ...]:
 
 
 def record_digest(setting: Setting, name: str, *, models: int, out: Path) -> str:
-    """What decides a record's figures."""
-    request = next((each for each in setting.requests if each.name == name), None)
-    rows = RESAMPLED if request is None else rows_for(request, out)
-    return json_digest([SCHEMA, setting.digest, name, models, SURROGATE_MODELS, [[row.label, row_digest(row)] for row in rows]])
+    """Of what is asked: all that decides a record's figures besides the code."""
+    rows = [[row.label, row_digest(row)] for row in _record_rows(setting, name, out)]
+    targets = [TARGETS] if name == RESAMPLED_NAME else []
+    return json_digest([SCHEMA, setting.digest, name, models, SURROGATE_MODELS, SURROGATE.label, rows, *targets])
 
 
 def seed_only(experiment: Experiment, request: Request, rows: Sequence[MethodRow], *, models: int, say: Say) -> dict[str, Any]:
@@ -231,10 +253,10 @@ def _on_targets(experiment: Experiment, request: Request, margins: Mapping[str, 
     return np.asarray(margins["forget"][[place for place, name in enumerate(names) if name in targets]])
 
 
-def _trainings(setting: Setting, *, models: int, work: Path) -> int:
-    """How many trainings the work folder misses."""
+def _trainings(setting: Setting, *, models: int, work: Path, keep_stale: bool) -> int:
+    """How many trainings the work folder misses, or has of other code."""
     folder = vector_folder(setting, work)
     names = [fit_file(seed) for seed in range(max(models, 2 * min(SURROGATE_MODELS, models)))]
     names += [retrain_file(request, seed) for request in setting.requests for seed in range(2 * models)]
     names += [retrain_file(target_request(draw), draw) for draw in range(2 * models)]
-    return sum(not (folder / name).exists() for name in names)
+    return sum(not has_vector(folder / name, keep_stale=keep_stale) for name in names)

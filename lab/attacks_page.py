@@ -12,8 +12,9 @@ from fastntk.auditing.klom import BINS, ENOUGH, REFERENCE_MODELS, SATURATED
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import Setting
 from lab.attack_models import SETS
-from lab.attacks import FOLDER, MODELS, RESAMPLED_NAME, SCHEMA, SETTING, SURROGATE
+from lab.attacks import FOLDER, MODELS, RESAMPLED_NAME, SCHEMA, SETTING, SURROGATE, record_names
 from lab.klom_table import SCHEMA as KLOM
+from lab.provenance import provenance
 
 Record = dict[str, Any]
 HEADER = """# Attacks with many models
@@ -50,16 +51,19 @@ def attacks_page(out: Path, *, setting: Setting = SETTING) -> str:
             saturated=100 * SATURATED,
         )
     ]
+    schemas = dict.fromkeys(record_names(setting), SCHEMA) | {"klom": KLOM}
+    records = {name: _read(out, name, schema) for name, schema in schemas.items()}
+    parts.append(provenance([record for record in records.values() if record is not None]))
     for request in setting.requests:
-        record = _read(out, request.name, SCHEMA)
+        record = records[request.name]
         parts.append(f"## Forget {request.title}, seed-only\n")
         parts += (
             ["Not run.\n"]
             if record is None
             else [SEED_ONLY.format(last=record["models"] - 1), _table(record), _surrogates(record)]
         )
-    parts.append(_resampled(_read(out, RESAMPLED_NAME, SCHEMA)))
-    parts.append(_klom(_read(out, "klom", KLOM)))
+    parts.append(_resampled(records[RESAMPLED_NAME]))
+    parts.append(_klom(records["klom"]))
     return "\n".join(parts)
 
 

@@ -23,7 +23,7 @@ from fastntk.reproduce.cells import RESNET
 from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
-from fastntk.reproduce.records import read_record, write_record
+from fastntk.reproduce.records import jsonable, read_record, write_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting, slug
 from fastntk.unlearning.baseline_tuning import tune_baseline
 from fastntk.unlearning.registry import METHODS
@@ -36,6 +36,8 @@ REHEARSAL_SEEDS = (100, 101, 102)
 """Never reported."""
 BUDGET = 25
 SURVIVORS = 4
+VALIDATION = 0.2
+"""The share of the retained samples that trials are scored on."""
 FOLDER = "tuned"
 TUNING = 2
 """The schema of a tuning's file."""
@@ -157,10 +159,38 @@ def _reason(tuned: Tuned, path: Path, *, keep_stale: bool) -> str | None:
     if not path.exists():
         return "missing"
     record = read_record(path, schema=TUNING)
-    if record["space"] != _jsonable_space(tuned) or record["protocol"]["seeds"] != list(REHEARSAL_SEEDS):
-        return "tuned over another space or on other seeds"
+    asked, answered = _asked(tuned), _answered(record)
+    differing = [name for name, value in asked.items() if name in answered and answered[name] != value]
+    if differing:
+        return f"tuned under another protocol ({', '.join(differing)})"
     changed = () if keep_stale else changed_rooms(record.get("code"), code_of(tuned.method, rooms=UNLEARNING))
     return f"made by other code ({', '.join(changed)})" if changed else None
+
+
+def _asked(tuned: Tuned) -> dict[str, Any]:
+    """JSON-able: all that decides a tuning besides the request and the code."""
+    asked = {
+        "space": tuned.space,
+        "fixed": tuned.fixed,
+        "budget": BUDGET,
+        "survivors": SURVIVORS,
+        "seed": REHEARSAL_SEEDS[0],
+        "seeds": REHEARSAL_SEEDS,
+        "validation": VALIDATION,
+        "training": RESNET.training_digest,
+    }
+    return dict(jsonable(asked))
+
+
+def _answered(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a record. Older ones do not name the training, and of the survivors only who they were."""
+    protocol = record["protocol"]
+    answered = {name: record[name] for name in ("space", "fixed", "survivors", "training") if name in record}
+    answered |= {name: protocol[name] for name in ("budget", "seed", "seeds")}
+    # The defaults go on, too, where they are not among the best.
+    count = len(protocol["survivors"])
+    known = {} if "survivors" in record else {"survivors": SURVIVORS if count in (SURVIVORS, SURVIVORS + 1) else count}
+    return answered | known | {"validation": protocol["validation"]["share"]}
 
 
 def _jsonable_space(tuned: Tuned) -> dict[str, list[Any]]:
@@ -203,7 +233,7 @@ def _tune_request(
     run = experiment.run(REHEARSAL_SEEDS[0], traced=True)
     ids = request.ids(experiment.samples)
     say(f"{name}: {2 * len(REHEARSAL_SEEDS)} rehearsal trainings …")
-    rehearsal = rehearse(run, ids=ids, seed=REHEARSAL_SEEDS[0], seeds=REHEARSAL_SEEDS)
+    rehearsal = rehearse(run, ids=ids, validation=VALIDATION, seed=REHEARSAL_SEEDS[0], seeds=REHEARSAL_SEEDS)
     say(f"{name}: rehearsal {rehearsal.seconds:.0f} s, spread {rehearsal.spread:.4f}")
     started = time.perf_counter()
     for count, (tuned, reason) in enumerate(todo, 1):
@@ -227,5 +257,6 @@ def _tuning(run: Any, tuned: Tuned, ids: Sequence[str], rehearsal: Rehearsal) ->
         rehearsal=rehearsal,
     )
     head = {"schema": TUNING, "label": tuned.label, "fixed": dict(tuned.fixed), "space": _jsonable_space(tuned)}
+    head |= {"survivors": SURVIVORS, "training": RESNET.training_digest}
     code = code_of(tuned.method, rooms=UNLEARNING)
     return head | result.to_dict() | {"code": code, "environment": environment()}

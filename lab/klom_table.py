@@ -9,19 +9,24 @@ import numpy as np
 
 from fastntk.auditing.klom import BINS, CLIP, EPSILON, ceiling, gaussian_floor, klom_figures
 from fastntk.auditing.record import to_dict
-from fastntk.reproduce.records import has_record, write_record
+from fastntk.reproduce.environment import environment
+from fastntk.reproduce.records import reason_to_run, write_record
+from lab.module_code import module_code
 
 SCHEMA = "fastntk-klom-table/1"
 SIZES = (8, 10, 16, 20, 50, 100)
 SHIFTS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
 SAMPLES = 1000
-DIGEST = f"{SIZES} {SHIFTS} {SAMPLES} {BINS} {CLIP} {EPSILON}"
+MODULES = ("auditing/klom.py", "auditing/ulira.py")
+"""What the figures rest on."""
 
 
-def write_klom_table(path: Path) -> None:
-    """Write the record, unless it is there."""
-    if not has_record(path, DIGEST, schema=SCHEMA):
-        write_record(path, {"schema": SCHEMA, "digest": DIGEST} | klom_table())
+def write_klom_table(path: Path, *, keep_stale: bool = False) -> None:
+    """Write the record, unless it is there and fresh (``keep_stale``: or made by other code)."""
+    digest, code = f"{SIZES} {SHIFTS} {SAMPLES} {BINS} {CLIP} {EPSILON}", module_code(*MODULES)
+    if reason_to_run(path, lambda _: digest, code, schema=SCHEMA, keep_stale=keep_stale) is not None:
+        head = {"schema": SCHEMA, "digest": digest, "code": code, "environment": environment()}
+        write_record(path, head | klom_table())
 
 
 def klom_table() -> dict[str, Any]:

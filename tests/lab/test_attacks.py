@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab.attack_models import TargetRequest, margins_of, retrained_margins, unlearned_margins
+from lab.attack_models import TargetRequest, make_unlearned, margins_of, retrained_margins, unlearned_margins
 from lab.attacks import FOLDER, figures, record_names
 from lab.attacks_page import attacks_page
-from lab.klom_table import klom_table
+from lab.klom_table import klom_table, write_klom_table
 from tiny_cells import TINY as BASE
 
 from fastntk.base.errors import InputError
-from fastntk.reproduce import MethodRow, Request
+from fastntk.reproduce import MethodRow, Request, code
 from fastntk.reproduce.experiment import open_experiment
 from fastntk.reproduce.setting import REST
 from lab import attacks
+from lab import klom_table as klom_module
 
 MODELS = 4
 TINY = replace(
@@ -40,7 +41,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two methods that need no trace, the second of which stands in for Retrains."""
     for name, value in {"OURS": ROWS, "RESAMPLED": ROWS, "SURROGATE": ROWS[1], "BOTH_HALVES": ROWS[1:], "TUNED": ()}.items():
         monkeypatch.setattr(attacks, name, value)
-    monkeypatch.setattr(attacks, "write_klom_table", lambda path: None)
+    monkeypatch.setattr(klom_module, "SAMPLES", 20)
+    monkeypatch.setattr(klom_module, "SIZES", (8, 16))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,53 @@ def test_records_resume_and_are_made_again_with_other_options(
     assert "## Forget a random 20 %, seed-only" in page
     assert page.count("| full |") == 3
     assert "## Resampled forget sets" in page
-    assert page.endswith("Not run.\n")
+    assert "Provenance: " in page
+    assert "name no digest of their code" not in page
+    assert "Not run." not in page
+    assert "| 16 |" in page.split("## What KLoM can tell")[1]
+
+
+def test_records_and_margins_of_other_code_or_data_are_made_again(
+    tmp_path: Path, work: Path, cheap: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attacks, "TARGETS", 2)
+    run(tmp_path, work)
+    path = tmp_path / FOLDER / f"{TINY.requests[0].name}.json"
+    assert json.loads(path.read_text())["code"] == code.code_of()
+    experiment, request = open_experiment(TINY, shared=Path("nowhere"), work=work), TINY.requests[0]
+    jobs = [(row, request) for row in ROWS]
+    assert make_unlearned(experiment, jobs, 0) == 0
+    assert make_unlearned(replace(experiment, holdout=experiment.samples), jobs, 0) == 2
+    assert make_unlearned(experiment, jobs, 0) == 2
+    now = code._room_digest
+    monkeypatch.setattr(code, "_room_digest", lambda package, room: "other" if room == "training" else now(package, room))
+    assert run(tmp_path, work, only_plan=True, keep_stale=True)[0].startswith("attacks: 0 of 2 records to do; 0 trainings")
+    assert make_unlearned(replace(experiment, keep_stale=True), jobs, 0) == 0
+    said = run(tmp_path, work, only_plan=True)
+    assert said[0].startswith(f"attacks: 2 of 2 records to do; {3 * 2 * MODELS} trainings"), "fits, and Retrains of two requests"
+    assert said[1:] == [f"attacks: {name} is stale: made by other code (training)" for name in record_names(TINY)]
+    path.unlink()
+    run(tmp_path, work, keep_stale=True)
+    assert "code" not in json.loads(path.read_text()), "models of other code are not vouched for"
+
+
+def test_the_simulated_table_is_made_once_and_again_by_other_code(
+    tmp_path: Path, cheap: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "klom.json"
+    write_klom_table(path)
+    written = path.stat().st_mtime_ns
+    write_klom_table(path)
+    assert path.stat().st_mtime_ns == written
+    with monkeypatch.context() as patch:
+        patch.setattr(klom_module, "module_code", lambda *paths: {"auditing/klom.py": "other"})
+        write_klom_table(path, keep_stale=True)
+        assert path.stat().st_mtime_ns == written
+        write_klom_table(path)
+        assert json.loads(path.read_text())["code"] == {"auditing/klom.py": "other"}
+    monkeypatch.setattr(klom_module, "SAMPLES", 21)
+    write_klom_table(path, keep_stale=True)
+    assert "auditing/ulira.py" in json.loads(path.read_text())["code"]
 
 
 def test_margins_are_those_of_the_models_and_no_side_shares_a_seed(work: Path, cheap: None) -> None:

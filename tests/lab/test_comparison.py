@@ -14,7 +14,7 @@ from lab.comparison_page import comparison_page, null, separation
 from tiny_cells import TINY
 
 from fastntk.reproduce import Request, code, plan, run_steps
-from fastntk.reproduce.records import read_record, setting_folder
+from fastntk.reproduce.records import read_record, setting_folder, write_record
 from fastntk.unlearning import METHODS
 from lab import comparison as module
 
@@ -142,6 +142,30 @@ def test_tunings_of_other_code_or_over_another_space_are_made_again(recorded: Pa
     with monkeypatch.context() as patch:
         patch.setattr(module, "REHEARSAL_SEEDS", (100, 101, 102))
         assert len(untuned(REQUEST, recorded)) == 3
+    others = {"BUDGET": 3, "SURVIVORS": 2, "VALIDATION": 0.3, "RESNET": replace(TINY, images_per_class=9)}
+    for name, value in others.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            word = "training" if name == "RESNET" else name.lower()
+            reasons = [why for _, why in untuned(REQUEST, recorded, keep_stale=True)]
+            assert reasons == [f"tuned under another protocol ({word})"] * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "OWN", (RIDGE._replace(fixed={"form": "softmax"}), PATH))
+        (reason,) = untuned(REQUEST, recorded, keep_stale=True)
+        assert reason[1] == "tuned under another protocol (fixed)"
+
+
+def test_a_tuning_that_names_no_training_and_no_number_of_survivors_is_judged_by_what_it_names(
+    recorded: Path, tmp_path: Path
+) -> None:
+    record = read_record(tuning_file(REQUEST, "max-loss", recorded), schema=TUNING)
+    older = {name: value for name, value in record.items() if name not in ("training", "survivors")}
+    write_record(tuning_file(REQUEST, "max-loss", tmp_path), older)
+    labels = ["fast-ntk-ridge", "path-replay, all"]
+    assert [each.label for each, _ in untuned(REQUEST, tmp_path)] == labels
+    many = older | {"protocol": older["protocol"] | {"survivors": [0, 1, 2, 3]}}
+    write_record(tuning_file(REQUEST, "max-loss", tmp_path), many)
+    assert untuned(REQUEST, tmp_path)[0][1] == "tuned under another protocol (survivors)"
 
 
 def test_every_space_has_options_of_its_method_and_all_that_is_tuned_is_jsonable() -> None:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from msgspec import UNSET
-
 from fastntk.auditing import calibration
 from fastntk.auditing.figures import lookup
 from fastntk.auditing.record import Measurements
