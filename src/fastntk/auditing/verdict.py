@@ -74,7 +74,8 @@ def _drowned(record: Measurements) -> str | None:
         return None
     return (
         f"two Retrains lie {spread:.2f} apart on the forgotten samples (total variation), so chance hides what could be left: "
-        f"the model before unlearning, {before:.2f} from Retrain, would pass as well. More Retrains (--retrains 3 and more) may tell"
+        f"the model before unlearning, {before:.2f} from Retrain, would pass as well. More Retrains (--retrains 3 and more) may "
+        "tell"
     )
 
 
