@@ -186,7 +186,13 @@ def _calibrate(options: argparse.Namespace, work: Path) -> int:
     if unknown or options.plan:
         raise InputError(f"'run {CALIBRATION}' takes --settings of {', '.join(POOLS)}, and no --plan.")
     calibration.run(
-        out=options.out, work=work, shared=options.shared, pools=options.settings, kept=options.kept, measured=options.finish
+        out=options.out,
+        work=work,
+        shared=options.shared,
+        pools=options.settings,
+        kept=options.kept,
+        only_finish=options.finish,
+        keep_stale=options.keep_stale,
     )
     return 0
 

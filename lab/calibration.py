@@ -39,16 +39,16 @@ from fastntk.auditing.record_figures import (
     Flow,
     LossHistogram,
     Membership,
-    PopulationAttacks,
     RelearningByModel,
     SetCounts,
 )
 from fastntk.auditing.verdict import verdict
+from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import FULL, RETRAIN, MethodRow, Request
-from lab.calibration_models import POOLS, Piece, Workshop, measure, method_rows, open_pool
-from lab.calibration_page import CALIBRATION, FOLDER
+from lab.calibration_models import POOLS, MeasuredModel, PoolModels, measure, method_rows, open_pool
+from lab.calibration_page import CALIBRATION, FOLDER, PASSED
 
 OTHERS = (1, 3, 7)
 """R: Retrains beside that of the run's own seed."""
@@ -66,49 +66,65 @@ def run(
     shared: Path,
     pools: Sequence[str] | None = None,
     kept: bool = False,
-    measured: bool = False,
+    only_finish: bool = False,
+    keep_stale: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
     """Train and measure what is missing, then judge every draw anew.
 
-    ``kept``: train nothing, use what is there; ``measured``: measure nothing either.
+    ``kept``: train nothing, use what is there; ``only_finish``: measure nothing either; ``keep_stale``: trained and measured
+    models of other code are used, too, and the record names no code.
     """
-    # One thread: what several compute differs in the last bits, and with it the pieces from machine to machine.
+    # One thread: what several compute differs in the last bits, and with it the models from machine to machine.
     torch.set_num_threads(1)
     for name in pools or POOLS:
-        shop = open_pool(POOLS[name], out=out, work=work, shared=shared, kept=kept, measured=measured)
-        if not measured:
-            measure(shop, say)
-        rows = [row for request in shop.pool.requests for row in judged(shop, request)]
+        folders = {"out": out, "work": work, "shared": shared}
+        models = open_pool(POOLS[name], **folders, kept=kept, only_finish=only_finish, keep_stale=keep_stale)
+        if not only_finish:
+            measure(models, say)
+        requests = models.pool.requests
+        rows = [row for request in requests for row in judged(models, request)]
+        methods = {row.method for request in requests for row in (RETRAIN, FULL, *method_rows(request, out))}
         about = {
             "pool": name,
-            "configuration": shop.pool.setting.training,
+            "configuration": models.pool.setting.training,
+            # Models that other code made are not vouched for.
+            **({} if keep_stale else {"code": code_of(*sorted(methods))}),
             "environment": environment(),
-            "complete": not (kept or measured),
+            "complete": not (kept or only_finish),
         }
         write_record(out / FOLDER / f"{name}.json", {"schema": CALIBRATION, **about, "rows": rows})
         say(f"{name}: {sum(row['draws'] for row in rows)} draws judged")
 
 
-def judged(shop: Workshop, request: Request) -> list[dict[str, Any]]:
-    """A row for each candidate and R: how many draws got which level, and which tests were beyond their limits."""
-    bench = Bench(shop, request)
-    seeds = shop.seeds[request.name]
+def judged(models: PoolModels, request: Request) -> list[dict[str, Any]]:
+    """A row for each candidate and R: how many draws got which level, and which tests were beyond their limits.
+
+    ``candidates``: the candidates' seeds; ``failed``: of those that did not pass in every draw.
+    """
+    audits = RequestAudits(models, request)
+    seeds = models.seeds[request.name]
     rows = []
     for others in OTHERS:
-        for label, draws in _draws(shop, request, others).items():
+        for label, draws in _draws(models, request, others).items():
             levels: Counter[str] = Counter()
             tests: Counter[str] = Counter()
-            models = set()
+            candidates, failed = set[tuple[int, ...]](), set[tuple[int, ...]]()
             for candidate, references in draws:
-                record = bench.record(candidate, references)
-                levels[verdict(record).level] += 1
+                record = audits.record(candidate, references)
+                level = verdict(record).level
+                levels[level] += 1
                 tests.update({item.test for item in findings(record)})
-                models.add(candidate[1])
-            if models:
-                counts = {"draws": levels.total(), "models": len(models), "retrains": len(seeds)}
-                about = {"request": request.name, "title": request.title, "forget": len(shop.split(request).forget)}
+                candidates.add(candidate[1])
+                if level != PASSED:
+                    failed.add(candidate[1])
+            if candidates:
+                named = {"candidates": candidates, "failed": failed}
+                counts = {"draws": levels.total(), "models": len(candidates), "retrains": len(seeds)}
+                about = {"request": request.name, "title": request.title, "forget": len(models.split(request).forget)}
                 rows.append(about | {"candidate": label, "others": others} | counts | {"levels": levels, "tests": tests})
+                if label != MEAN:
+                    rows[-1] |= {name: sorted(seed for (seed,) in those) for name, those in named.items()}
     return rows
 
 
@@ -116,9 +132,9 @@ Candidate = tuple[MethodRow, tuple[int, ...]]
 """A method and the seed of its run; for a mean of Retrains, their seeds."""
 
 
-def _draws(shop: Workshop, request: Request, others: int) -> dict[str, Iterator[tuple[Candidate, list[int]]]]:
+def _draws(models: PoolModels, request: Request, others: int) -> dict[str, Iterator[tuple[Candidate, list[int]]]]:
     """Candidates by label, each with the seeds of its references, the run's own first."""
-    seeds = shop.seeds[request.name]
+    seeds = models.seeds[request.name]
 
     def genuine(size: int) -> Iterator[tuple[Candidate, list[int]]]:
         generator = np.random.default_rng([others, size])
@@ -127,56 +143,56 @@ def _draws(shop: Workshop, request: Request, others: int) -> dict[str, Iterator[
             yield (RETRAIN, tuple(sorted(order[:size]))), order[size:]
 
     def of_method(row: MethodRow) -> Iterator[tuple[Candidate, list[int]]]:
-        for seed in (seed for seed in shop.runs(request) if shop.there(request, row, seed)):
+        for seed in (seed for seed in models.runs(request) if models.there(request, row, seed)):
             generator = np.random.default_rng([others, seed])
             rest = [other for other in seeds if other != seed]
             for _ in range(METHOD_DRAWS if len(rest) >= others else 0):
                 yield (row, (seed,)), [seed, *generator.permutation(rest)[:others].tolist()]
 
-    methods = (FULL, *method_rows(request, shop.out))
+    methods = (FULL, *method_rows(request, models.out))
     return {RETRAIN.label: genuine(1), MEAN: genuine(3)} | {row.label: of_method(row) for row in methods}
 
 
 @dataclass(eq=False)
-class Bench:
-    """One request's models and what was compared already."""
+class RequestAudits:
+    """Audits of one request, with the models and comparisons that they share."""
 
-    shop: Workshop
+    pool: PoolModels
     request: Request
-    pieces: dict[tuple[str, tuple[int, ...]], Piece] = field(default_factory=dict)
+    models: dict[tuple[str, tuple[int, ...]], MeasuredModel] = field(default_factory=dict)
     pairs: dict[tuple[int, int, int], Distance] = field(default_factory=dict)
-    attacks: dict[int, Membership] = field(default_factory=dict)
+    attacks: dict[tuple[int, int, int], Membership] = field(default_factory=dict)
 
     def record(self, candidate: Candidate, references: Sequence[int]) -> Measurements:
         """What an audit of the candidate would measure."""
-        retrains = {seed: self.piece((RETRAIN, (seed,))) for seed in references}
-        own, now = references[0], self.piece(candidate)
+        retrains = {seed: self.model((RETRAIN, (seed,))) for seed in references}
+        own, now = references[0], self.model(candidate)
         # Full is the origin that shares of the way are counted from; only runs that methods start from have one here.
-        runs = self.shop.runs(self.request)
-        full = self.piece((FULL, (own if own in runs else runs[0],)))
+        runs = self.pool.runs(self.request)
+        full = self.model((FULL, (own if own in runs else runs[0],)))
         measured = {"full": full, "unlearned": now, "retrain": retrains[own]}
-        models = {name: piece.predictions for name, piece in measured.items()}
-        others = {seed: piece.predictions for seed, piece in retrains.items() if seed != own}
-        anchor = self.shop.experiment.anchor
-        split = self.shop.split(self.request)
+        models = {name: model.predictions for name, model in measured.items()}
+        others = {seed: model.predictions for seed, model in retrains.items() if seed != own}
+        anchor = self.pool.experiment.anchor
+        split = self.pool.split(self.request)
         return replace(
             self._template(now),
             reference=ReferenceSummary(made=True, seed=own, other_seeds=tuple(others)),
             accuracy=sections.accuracies(models, split.whole_classes),
             loss=sections.losses(models),
-            relearn=RelearningByModel(**{name: piece.relearning for name, piece in measured.items()}),
+            relearn=RelearningByModel(**{name: model.relearning for name, model in measured.items()}),
             membership=self._membership(models),
             distances=comparisons.distances(anchor, models, others, seed=own, comparing=self._compare),
         )
 
-    def piece(self, candidate: Candidate) -> Piece:
+    def model(self, candidate: Candidate) -> MeasuredModel:
         """A model's figures, read once."""
         row, seeds = candidate
         key = (row.label, seeds)
-        if key not in self.pieces:
-            parts = [self.shop.piece(self.request, row, seed) for seed in seeds]
-            self.pieces[key] = parts[0] if len(parts) == 1 else _mean(parts)
-        return self.pieces[key]
+        if key not in self.models:
+            parts = [self.pool.get(self.request, row, seed) for seed in seeds]
+            self.models[key] = parts[0] if len(parts) == 1 else _mean(parts)
+        return self.models[key]
 
     def _compare(self, first: Predictions, second: Predictions, *, full: Predictions, anchor: torch.Tensor) -> Distance:
         key = (id(first), id(second), id(full))
@@ -185,19 +201,16 @@ class Bench:
         return self.pairs[key]
 
     def _membership(self, models: dict[str, Predictions]) -> Membership:
-        """The population attack on each model, made once a model."""
-        for model in models.values():
-            if id(model) not in self.attacks:
-                self.attacks[id(model)] = comparisons.population({"full": model, "unlearned": model}, seed=0)
-        parts = {name: self.attacks[id(model)].population for name, model in models.items()}
-        if not all(isinstance(part, PopulationAttacks) for part in parts.values()):
-            return self.attacks[id(models["full"])]
-        attacks = {name: part.full for name, part in parts.items() if isinstance(part, PopulationAttacks)}
-        return Membership(population=PopulationAttacks(**attacks))
+        """The population attack on the three together, whose differences to Retrain the verdict judges; once for these models."""
+        full, unlearned, retrain = (id(models[name]) for name in ("full", "unlearned", "retrain"))
+        key = (full, unlearned, retrain)
+        if key not in self.attacks:
+            self.attacks[key] = comparisons.population(models, whole=self.pool.split(self.request).whole_classes, seed=0)
+        return self.attacks[key]
 
-    def _template(self, now: Piece) -> Measurements:
+    def _template(self, now: MeasuredModel) -> Measurements:
         """All that the verdict does not look at, left empty."""
-        split, data = self.shop.split(self.request), self.shop.experiment.samples
+        split, data = self.pool.split(self.request), self.pool.experiment.samples
         names = sections.class_names(data, classes=0)
         run = RunDigests(data=NOTHING, tuned=NOTHING, anchor=NOTHING)
         counts = SetCounts(retain=(0,), forget=(0,), holdout=(0,))
@@ -209,7 +222,7 @@ class Bench:
             fastntk="",
             environment={},
             subject=Subject(
-                model=self.shop.pool.setting.model, weights=None, tuned=0, tuned_share=0.0, parameters=0, classes=names,
+                model=self.pool.experiment.setting.model, weights=None, tuned=0, tuned_share=0.0, parameters=0, classes=names,
                 samples=len(data), holdout=len(now.predictions.holdout), run=run, result=ResultDigests(tuned=NOTHING),
                 recipe={}, method="", options={},
             ),
@@ -231,7 +244,7 @@ class Bench:
         )  # fmt: skip
 
 
-def _mean(parts: Sequence[Piece]) -> Piece:
+def _mean(parts: Sequence[MeasuredModel]) -> MeasuredModel:
     """A model that predicts the mean of the others' probabilities; it relearns like the first."""
 
     def logits(where: str) -> torch.Tensor:

@@ -1,16 +1,17 @@
 """The models that the verdict is calibrated on: Retrains of many seeds, Full and every method's result, each measured once.
 
     <work>/<model>-<training digest>/…                               trained weights (:mod:`fastntk.reproduce.experiment`)
-    <pieces>/<pool>/<request>/<label>-seed<k>.safetensors            a model's vector, logits, and epochs of relearning
+    <out>/work/calibration/<pool>/<request>/<label>-seed<k>.safetensors     a model's vector, logits, and epochs of relearning
 
 Limits are chosen on the pool ``development`` (class 7, draws 100, seeds from 100) and reported on ``report`` (class 0, draws 0,
-seeds from 0) and ``larger`` (100 images a class). A piece is a model's own; comparing two is :mod:`lab.calibration`'s.
+seeds from 0) and ``larger`` (100 images a class). What is measured here is a model's own; comparing two is
+:mod:`lab.calibration`'s. A file names what was asked and the code that answered: it is made again where either is another one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,8 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.data import Samples, Split
 from fastntk.reproduce.cells import RESNET
-from fastntk.reproduce.experiment import Experiment, fit_file, open_experiment, retrain_file, trace_folder
+from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
+from fastntk.reproduce.experiment import Experiment, fit_file, has_vector, open_experiment, retrain_file, trace_folder
 from fastntk.reproduce.methods import needs_rows, own_seed
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting
@@ -36,6 +38,7 @@ from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
 from lab.comparison import BASELINES, SAMPLES_CAP, TUNING, tuning_file
+from lab.module_code import module_code
 
 PATHS = (
     MethodRow("path-replay, head", "path-replay", {"depth": "head"}),
@@ -46,8 +49,12 @@ TUNED_ON = {"class": Request("class", 0), "random": Request("random", 0.1, draw_
 """Whose tuning of the baselines serves which kind of request."""
 SHARE = 0.1
 """From this share on, random samples are relearnt for a few epochs only: no model gets there in 100."""
+CAP = 100
+"""Epochs of relearning otherwise."""
 HOLDOUT = 1000
 """Held-out images that are looked at, evenly spaced: half of them, at half the time."""
+MODULES = ("auditing/predictions.py", "auditing/relearning.py", "auditing/metrics.py")
+"""What measures a model. The verdict's limits are not among them: draws are judged anew each time."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def method_rows(request: Request, out: Path) -> tuple[MethodRow, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class MeasuredModel:
     """What is measured of one model by itself; ``validity``: what the method's own check said."""
 
     predictions: Predictions
@@ -100,18 +107,19 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Workshop:
-    """A pool at work: the experiment, where pieces lie, the run at hand. ``kept``: train nothing, leave out what is missing.
+class PoolModels:
+    """The models of a pool: the experiment they are of, the folder of what was measured, the run at hand.
 
-    ``measured``: measure nothing either.
+    ``kept``: train nothing, leave out what is missing; ``only_finish``: measure nothing either. What other code made counts as
+    missing, unless the experiment keeps what is stale.
     """
 
     pool: Pool
     out: Path
     experiment: Experiment
-    pieces: Path
+    folder: Path
     kept: bool
-    measured: bool = False
+    only_finish: bool = False
     run: Run | None = None
     rows: Linearisation | None = None
     sets: dict[str, EvaluationSets] = field(default_factory=dict)
@@ -126,10 +134,14 @@ class Workshop:
 
     def there(self, request: Request, row: MethodRow, seed: int) -> bool:
         """Whether a model may be asked for: all of them, those whose training is kept, or those that were measured."""
-        if self.measured:
-            return self.place(request, row, seed).exists()
-        names = [retrain_file(request, seed)] if row.method == RETRAIN.method else [fit_file(seed), trace_folder(seed)]
-        return not self.kept or all((self.experiment.folder / name).exists() for name in names)
+        if self.only_finish:
+            return self.read(request, row, seed) is not None
+        if not self.kept:
+            return True
+        folder, keep_stale = self.experiment.folder, self.experiment.keep_stale
+        if row.method == RETRAIN.method:
+            return has_vector(folder / retrain_file(request, seed), keep_stale=keep_stale)
+        return has_vector(folder / fit_file(seed), keep_stale=keep_stale) and (folder / trace_folder(seed)).exists()
 
     def runs(self, request: Request) -> tuple[int, ...]:
         """The seeds that the methods start from: those that have a Retrain, too."""
@@ -137,18 +149,29 @@ class Workshop:
 
     def place(self, request: Request, row: MethodRow, seed: int) -> Path:
         """The file of a model's figures."""
-        return self.pieces / self.pool.name / request.name / f"{row.slug}-seed{seed}.safetensors"
+        return self.folder / self.pool.name / request.name / f"{row.slug}-seed{seed}.safetensors"
 
-    def piece(self, request: Request, row: MethodRow, seed: int) -> Piece:
+    def get(self, request: Request, row: MethodRow, seed: int) -> MeasuredModel:
         """The model's figures: read, or measured and kept."""
-        on = self.evaluation(request)
-        key = json_digest([self.experiment.identity, request.ids(self.experiment.samples), row.method, dict(row.options), seed])
-        path = self.place(request, row, seed)
-        found = read_piece(path, key, on) if path.exists() else None
-        if found is None:
-            found = self._measured(request, row, seed, on)
-            write_piece(path, key, found)
-        return found
+        model = self.read(request, row, seed)
+        if model is None:
+            model = self._measure(request, row, seed)
+            key, code = self._key(request, row, seed), _code(row)
+            write_measured(self.place(request, row, seed), model, key=key, code=code)
+        return model
+
+    def read(self, request: Request, row: MethodRow, seed: int) -> MeasuredModel | None:
+        """The model's figures as they were kept; None where there are none, or they are of other data, options or code."""
+        path, code = self.place(request, row, seed), None if self.experiment.keep_stale else _code(row)
+        if not path.exists():
+            return None
+        return read_measured(path, self.evaluation(request), key=self._key(request, row, seed), code=code)
+
+    def _key(self, request: Request, row: MethodRow, seed: int) -> str:
+        """Of what decides a model's figures, the code aside."""
+        on = {name: samples.ids_digest() for name, samples in self.evaluation(request).sets.items()}
+        holdout = self.experiment.holdout.digest()
+        return json_digest([self.experiment.identity, holdout, on, row.method, dict(row.options), seed, relearn_cap(request)])
 
     def evaluation(self, request: Request) -> EvaluationSets:
         """Retained, forgotten and held-out samples of a request."""
@@ -164,13 +187,12 @@ class Workshop:
         """The request on the pool's data."""
         return self.experiment.split(request)
 
-    def _measured(self, request: Request, row: MethodRow, seed: int, on: EvaluationSets) -> Piece:
+    def _measure(self, request: Request, row: MethodRow, seed: int) -> MeasuredModel:
         vector, validity = self._vector(request, row, seed)
-        model = self.experiment.model_with(vector)
-        cap = SAMPLES_CAP if request.kind == "random" and request.value >= SHARE else 100
+        model, on = self.experiment.model_with(vector), self.evaluation(request)
         forgotten: Samples = on.sets["forget"]
-        learned = relearn(model, self.experiment.subset.on(model), forgotten, cap=cap).to_record()
-        return Piece(predict_sets(model, vector, on, title=row.label, features=False), learned, validity)
+        learned = relearn(model, self.experiment.subset.on(model), forgotten, cap=relearn_cap(request)).to_record()
+        return MeasuredModel(predict_sets(model, vector, on, title=row.label, features=False), learned, validity)
 
     def _vector(self, request: Request, row: MethodRow, seed: int) -> tuple[Tensor, dict[str, Any] | None]:
         if row.method == RETRAIN.method:
@@ -194,45 +216,58 @@ class Workshop:
         return self.rows
 
 
-def open_pool(pool: Pool, *, out: Path, work: Path, shared: Path, kept: bool, measured: bool = False) -> Workshop:
+def relearn_cap(request: Request) -> int:
+    """Epochs after which relearning is given up."""
+    return SAMPLES_CAP if request.kind == "random" and request.value >= SHARE else CAP
+
+
+def _code(row: MethodRow) -> dict[str, str]:
+    """Of what makes a row's model and measures it."""
+    return code_of(row.method, rooms=UNLEARNING) | module_code(*MODULES)
+
+
+def open_pool(
+    pool: Pool, *, out: Path, work: Path, shared: Path, kept: bool, only_finish: bool = False, keep_stale: bool = False
+) -> PoolModels:
     """Build the model, load the data."""
-    experiment = open_experiment(pool.setting, shared=shared, work=work)
-    return Workshop(pool, out, experiment, out / "work" / "calibration", kept, measured)
+    experiment = open_experiment(pool.setting, shared=shared, work=work, keep_stale=keep_stale)
+    return PoolModels(pool, out, experiment, out / "work" / "calibration", kept, only_finish)
 
 
-def measure(shop: Workshop, say: Callable[[str], None]) -> None:
+def measure(models: PoolModels, say: Callable[[str], None]) -> None:
     """Measure every model of a pool that is missing, Retrains first, then seed by seed so that rows are made once."""
-    for request in shop.pool.requests:
-        for seed in shop.seeds[request.name]:
-            shop.piece(request, RETRAIN, seed)
-        say(f"{shop.pool.name}, {request.name}: {len(shop.seeds[request.name])} Retrains")
-    for seed in shop.pool.runs:
-        for request in shop.pool.requests:
-            rows = (FULL, *method_rows(request, shop.out)) if seed in shop.runs(request) else ()
+    for request in models.pool.requests:
+        for seed in models.seeds[request.name]:
+            models.get(request, RETRAIN, seed)
+        say(f"{models.pool.name}, {request.name}: {len(models.seeds[request.name])} Retrains")
+    for seed in models.pool.runs:
+        for request in models.pool.requests:
+            rows = (FULL, *method_rows(request, models.out)) if seed in models.runs(request) else ()
             for row in rows:
-                shop.piece(request, row, seed)
-            say(f"{shop.pool.name}, {request.name}: {len(rows)} methods from run {seed}")
+                models.get(request, row, seed)
+            say(f"{models.pool.name}, {request.name}: {len(rows)} methods from run {seed}")
 
 
-def write_piece(path: Path, key: str, piece: Piece) -> None:
+def write_measured(path: Path, model: MeasuredModel, *, key: str, code: Mapping[str, str]) -> None:
     """Keep a model's figures."""
     names = ("vector", "retain", "forget", "holdout")
-    tensors = {name: getattr(piece.predictions, name).contiguous() for name in names}
-    learned = piece.relearning
+    tensors = {name: getattr(model.predictions, name).contiguous() for name in names}
+    learned = model.relearning
     about = {"epochs": learned.epochs, "threshold": learned.threshold, "cap": learned.cap, "curve": learned.curve}
-    header = {"key": key, "relearning": json.dumps(about), "validity": json.dumps(piece.validity)}
+    header = {"key": key, "code": json.dumps(code), "relearning": json.dumps(about), "validity": json.dumps(model.validity)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, save(tensors, metadata=header), overwrite=True)
 
 
-def read_piece(path: Path, key: str, on: EvaluationSets) -> Piece | None:
-    """Figures that were kept; None where they are of other data or options."""
+def read_measured(path: Path, on: EvaluationSets, *, key: str, code: Mapping[str, str] | None) -> MeasuredModel | None:
+    """Figures that were kept; None where they are of other data or options, or other code (``code`` None: any will do)."""
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
-        if header.get("key") != key:
+        stale = code is not None and changed_rooms(json.loads(header.get("code", "null")), code)
+        if header.get("key") != key or stale:
             return None
         tensors = {name: file.get_tensor(name) for name in ("vector", "retain", "forget", "holdout")}
     about = json.loads(header["relearning"])
     learned = Relearning(**about | {"curve": tuple(about["curve"])}, censored=about["epochs"] is None)
     labels = {name: samples.labels for name, samples in on.sets.items()}
-    return Piece(Predictions(**tensors, features=None, labels=labels), learned, json.loads(header["validity"]))
+    return MeasuredModel(Predictions(**tensors, features=None, labels=labels), learned, json.loads(header["validity"]))
