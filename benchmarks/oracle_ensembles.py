@@ -1,8 +1,8 @@
-"""Do cheap ensembles give the verdicts of real ones? U-LiRA and KLoM under both kinds, on a small real case.
+"""Do cheap ensembles give the verdicts of real ones? U-LiRA and the divergence of margins under both kinds, on a small real case.
 
 ResNet-20 with embedded CIFAR-100 weights, norm+head, 30 images per class of CIFAR-10; forget class 0, and a random 10 %. For
-Full, fast-ntk, tangent-replay and Retrain: the area of U-LiRA, the median shift and the Gaussian KL with K real trainings and with K tangent
-replays. A verdict is "told apart" where the area is above Retrain's own by 2 of its own standard errors and 0.05.
+Full, fast-ntk, tangent-replay and Retrain: the area of U-LiRA, the median shift and the Gaussian KL with K real trainings and
+with K tangent replays. A verdict is "told apart" where the area is above Retrain's own by 2 of its own standard errors and 0.05.
 
     python -m benchmarks.oracle_ensembles [--size 16] [--images 30] [--epochs 20] [--cache DIR] [--out FILE]
     python -m benchmarks.oracle_ensembles --page        fill docs/metrics.md from the record, run nothing

@@ -38,6 +38,7 @@ def test_equal_models_have_no_distance_and_full_recovers_nothing() -> None:
     assert same == Distance(
         total_variation=zero,
         jensen_shannon=zero,
+        log_probability=zero,
         agreement=Places(forget=1.0, holdout=1.0),
         weights=0.0,
         recovered=1.0,

@@ -34,12 +34,14 @@ def test_thresholds_are_those_of_the_code() -> None:
         f"within {100 * calibration.POINTS:.0f} points and {calibration.FEW} samples are conventions",
         f"under {calibration.RELEARN_SHARE} × Retrain's epochs and at least {calibration.RELEARN_EPOCHS} epochs fewer",
         f"over Retrain's by {calibration.LEVEL} standard errors",
-        f"by {calibration.LEVEL} of its own standard errors and by {calibration.LIRA_GAP}",
+        f"over one half by {calibration.LEVEL} of its own standard errors and by {calibration.LIRA_GAP}",
         f"a limit of {calibration.LEVEL} standard deviations of chance",
         f"of 1 sample {_limits(1)}, of 2 to 9 {_limits(5)}, of 10 to 99 {_limits(30)}; 100 samples and more, and D_h of that "
         f"size, {_limits(1000)}",
-        f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) nats either way; for a whole class "
-        f"{calibration.CLASS_LOSS} in place of the last root; at least {calibration.LEAST_LOSS}",
+        f"√({calibration.LOSS_CORRELATION} + {1 - calibration.LOSS_CORRELATION}/n) · (1 + 1/2n) nats either way; for a whole "
+        f"class 1 in place of the last root; at least {calibration.LEAST_LOSS}",
+        f"and by {calibration.POPULATION_GAP}",
+        f"total variation to Retrain on D_f is over {calibration.MUCH}",
         f"Distances up to {calibration.LEAST_DISTANCE} are no reason",
         f"Under {membership.LEAST} samples on either side",
         f"at least {100 * ulira.FLOOR:.0f} % of that of all values",

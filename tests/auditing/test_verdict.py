@@ -11,20 +11,25 @@ from msgspec import UNSET
 
 from fastntk.auditing import AuditRecord
 from fastntk.auditing.calibration import RULES
-from fastntk.auditing.verdict import TEXT, disagreements, older_rules, verdict
+from fastntk.auditing.evidence import findings
+from fastntk.auditing.verdict import LITTLE, TEXT, UNSURE, disagreements, older_rules, verdict
 
 Make = Callable[..., AuditRecord]
 
 
-def attack(auc: float, error: float = 0.03) -> dict[str, Any]:
-    return {"auc": auc, "auc_standard_error": error}
+def attack(auc: float, error: float = 0.03, loss: float = 0.5) -> dict[str, Any]:
+    """``loss``: the area of that feature alone."""
+    return {"auc": auc, "auc_standard_error": error, "by_feature": {"loss": loss}}
 
 
 def lira(unlearned: float, *, error: float = 0.03) -> dict[str, Any]:
     """U-LiRA's part of a record; ``error``: of Retrain against itself."""
     figures = {"tpr_at_1pct_fpr": 0.02, "roc": {"fpr": [0.0, 1.0], "tpr": [0.0, 1.0]}}
     about = {"kind": "real", "size": 8, "seeds": [1], "seconds": 1.0, "reused": 0, "estimated_seconds": 1.0}
-    attacks = {"full": None, "unlearned": figures | attack(unlearned), "retrain": figures | attack(0.5, error)}
+    sides = {"unlearned": attack(unlearned), "retrain": attack(0.5, error)}
+    attacks: dict[str, Any] = {"full": None} | {name: figures | side | {"by_feature": ...} for name, side in sides.items()}
+    for side in sides:
+        del attacks[side]["by_feature"]
     return {"ensemble": about, **attacks}
 
 
@@ -65,6 +70,7 @@ def good() -> dict[str, Any]:
                 "total_variation": {"forget": 0.018, "holdout": 0.018},
                 "jensen_shannon": {"forget": 0.002, "holdout": 0.002},
                 "agreement": {"forget": 0.96, "holdout": 0.96},
+                "log_probability": {"forget": 0.126, "holdout": 0.126},
             },
             "retrains": ...,
         },
@@ -151,7 +157,7 @@ def test_two_of_twenty_samples_are_no_reason(record_with: Make) -> None:
 
 def test_of_one_sample_any_accuracy_will_do_but_not_any_loss(record_with: Make) -> None:
     one = {"request": {"forget": 1}, "accuracy": {"forget": {"full": 1.0, "unlearned": 1.0, "retrain": 0.0}}}
-    near, far = ({"loss": {"forget": {"full": 0.2, "unlearned": loss, "retrain": 1.0}}} for loss in (0.8, 0.5))
+    near, far = ({"loss": {"forget": {"full": 0.2, "unlearned": loss, "retrain": 1.0}}} for loss in (0.8, 0.3))
     assert verdict(record_with(good(), one, near)).level == "like retrain"
     assert verdict(record_with(good(), one, far)).level == "memory left"
 
@@ -165,6 +171,45 @@ def test_losses_and_accuracies_are_compared_with_all_retrains(record_with: Make)
     assert outcome.level == "memory left"
     assert any("Retrain's 1.30 (limit" in reason and "from 4 Retrains" in reason for reason in outcome.reasons)
     assert any("Retrain's 68.6 %" in reason for reason in outcome.reasons)
+
+
+FAR_APART = {"forget": 0.55, "holdout": 0.55}
+WILD: dict[str, Any] = {
+    "request": {"forget": 6, "retain": 30},
+    "subject": {"holdout": 30},
+    "accuracy": {
+        "retain": {"full": 0.5, "unlearned": 0.4, "retrain": 0.4},
+        "forget": {"full": 0.67, "unlearned": 0.67, "retrain": 0.33},
+        "holdout": {"full": 0.33, "unlearned": 0.4, "retrain": 0.37},
+    },
+    "loss": {"forget": {"full": 0.9, "unlearned": 1.1, "retrain": 1.5}},
+    "relearn": {"full": {"epochs": 18, "censored": False, "cap": 100}},
+    "membership": {"population": None},
+    "distances": {
+        "full": {"total_variation": {"forget": 0.48, "holdout": 0.5}},
+        "same_seed": {"total_variation": FAR_APART},
+        "other_seeds": {"total_variation": FAR_APART},
+        "retrain_spread": {
+            "total_variation": FAR_APART,
+            "jensen_shannon": {"forget": 0.2, "holdout": 0.2},
+            "agreement": {"forget": 0.1, "holdout": 0.1},
+        },
+    },
+}
+
+
+def test_retrains_so_far_apart_that_full_would_pass_tell_nothing(record_with: Make) -> None:
+    outcome = verdict(record_with(good(), WILD))
+    assert outcome.level == "cannot be told"
+    assert outcome.text[0] == UNSURE
+    assert "two Retrains lie 0.55 apart" in outcome.reasons[0]
+    assert "--retrains 3" in outcome.reasons[0]
+    # Nothing to forget: Full was near Retrain to begin with.
+    easy = verdict(record_with(good(), WILD, at("distances.full.total_variation", {"forget": 0.05, "holdout": 0.05})))
+    assert easy.level == "like retrain"
+    assert LITTLE in easy.text
+    # And what is beyond the limits even so is told.
+    assert verdict(record_with(good(), WILD, at("loss.forget.retrain", 6.0))).level == "memory left"
 
 
 ALONE: dict[str, Any] = {
@@ -266,3 +311,65 @@ def test_the_noise_of_the_difference_decides_where_the_record_has_it(record_with
     assert level(0.57, 0.02) == "memory left"
     assert level(0.57, 0.03) == "like retrain"
     assert level(0.7, 0.11) == "like retrain"
+
+
+def test_being_pushed_too_far_is_told_apart_but_is_no_memory(record_with: Make) -> None:
+    """An attack finds a difference of either sign."""
+    pushed = attack(0.9, loss=0.1)
+    outcome = verdict(record_with(good(), at("membership.population.unlearned", pushed)))
+    assert outcome.level == "differs from retrain"
+    assert any("AUC 0.90" in reason and reason.endswith("told apart by being pushed too far") for reason in outcome.reasons)
+    for median, level in ((-2.0, "differs from retrain"), (2.0, "memory left")):
+        shift = {"median": median, "standard_error": 0.1}
+        told = lira(0.9) | {"shift": {"full": shift, "unlearned": shift, "retrain": shift}}
+        assert verdict(record_with(good(), at("membership.u_lira", told))).level == level
+
+
+def test_a_trifle_is_no_reason_though_its_noise_is_smaller_still(record_with: Make) -> None:
+    near = attack(0.51) | {"difference_standard_error": 0.0004}
+    assert verdict(record_with(good(), at("membership.population.unlearned", near))).level == "like retrain"
+    half = lira(0.54)  # against one half, not against what halves of the Retrains happened to give
+    half["retrain"]["auc"] = 0.3
+    assert verdict(record_with(good(), at("membership.u_lira", half))).level == "like retrain"
+
+
+def test_on_which_side_full_lies_counts_only_where_it_lies_apart(record_with: Make) -> None:
+    for full, level in ((1.2, "differs from retrain"), (1.01, "memory left")):
+        loss = {"full": full, "unlearned": 0.85, "retrain": 1.0}
+        assert verdict(record_with(good(), at("loss.forget", loss))).level == level
+
+
+def test_a_class_among_other_samples_widens_the_limit_by_its_share_only(record_with: Make) -> None:
+    def limit(rows: list[list[int]], whole: list[str]) -> float:
+        flow = {"classes": ["ape", "bee"], **dict.fromkeys(("full", "unlearned", "retrain"), rows)}
+        record = record_with(good(), at("loss.forget.unlearned", 0.1), {"flow": flow, "request": {"whole_classes": whole}})
+        (reason,) = (item.text for item in findings(record) if item.test == "loss")
+        return float(reason.split("limit ")[1].split()[0])
+
+    samples, some, most = limit([[100, 0], [0, 0]], []), limit([[70, 0], [0, 30]], ["bee"]), limit([[0, 0], [0, 100]], ["bee"])
+    assert samples < some < 2 * samples < most
+
+
+def test_outputs_that_are_no_numbers_are_not_to_be_trusted_without_a_retrain(record_with: Make) -> None:
+    outcome = verdict(record_with(good(), at("reference.made", False), at("loss.forget.unlearned", None)))
+    assert outcome.level == "not to be trusted"
+    assert outcome.reasons == ("the model's outputs are not numbers on some samples",)
+
+
+def test_a_number_of_rules_that_was_taken_out_is_noticed(record_with: Make) -> None:
+    by_seed = {
+        "accuracy": {"retain": 0.95, "forget": 0.6, "holdout": 0.645},
+        "loss": {"retain": 0.2, "forget": 1.0, "holdout": 1.0},
+    }
+    record = record_with(good(), at("distances.retrains", {"0": by_seed, "1": by_seed}), at("loss.forget.unlearned", 0.3))
+    changed = judged(record, "like retrain", UNSET)
+    assert older_rules(changed) is None
+    assert disagreements(changed) == ["it says “like retrain”, its figures say “memory left”"]
+
+
+@pytest.mark.parametrize(("changed", "level"), [(0, "cannot be told"), (1, "cannot be told"), (5, "like retrain")])
+def test_weights_outside_are_settled_by_a_retrain_that_has_none_of_them(record_with: Make, changed: int, level: str) -> None:
+    outside = at("outside", {"status": "differ", "count": 5, "message": "5 tensors differ"})
+    outcome = verdict(record_with(good(), outside, at("reference.changed_outside", changed)))
+    assert outcome.level == level
+    assert ("Retrain has 4 of them too" in " ".join(outcome.reasons)) == (changed == 1)

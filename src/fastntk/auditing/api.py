@@ -194,10 +194,11 @@ def _predictions(
 def _reference(retrained: Sequence[Unlearned]) -> ReferenceSummary:
     seeds = [int(item.details["seed"]) for item in retrained]
     own = retrained[0].details if retrained else {}
+    changed = [item.details["changed_outside"] for item in retrained if "changed_outside" in item.details]
     return ReferenceSummary(
         made=bool(retrained),
         seed=seeds[0] if seeds else None,
         other_seeds=tuple(seeds[1:]),
         made_by=own.get("retrained_by", UNSET),
-        changed_outside=own.get("changed_outside", UNSET),
+        changed_outside=min(changed) if changed else UNSET,
     )

@@ -38,15 +38,16 @@ PAIR_SD = ((1, 0.45), (9, 0.30), (99, 0.13))
 """Up to so many samples: the standard deviation of log TV between one pair of Retrains and another pair."""
 PAIR_SD_MANY = 0.10
 LOSS_CORRELATION = 0.05
-"""ρ: how much of a loss's scatter from seed to seed the forgotten samples share."""
-CLASS_LOSS = 1.5
-"""A class that Retrain never saw: its log probabilities scatter by up to this much more than √(8 JS) says, being far from likely,
-and they do so together (ρ = 1)."""
+"""ρ: how much of a loss's scatter from seed to seed the forgotten samples share; those of a class that Retrain never saw share
+all of it."""
 
 LEAST_DISTANCE = 0.005
 LEAST_LOSS = 0.01
 LEAST_POINTS = 0.005
 """Total variation, nats and accuracy that are no reason, however near Retrains lie together."""
+MUCH = 0.1
+"""Total variation on D_f between Full and Retrain from which there was something to forget: if Full passes all the same, the
+Retrains lie too far apart to tell."""
 FEW = 2
 """Samples by which an accuracy may differ whatever the rest."""
 
@@ -55,7 +56,10 @@ RELEARN_SHARE = 0.75
 RELEARN_EPOCHS = 3
 """… if it is also this many epochs quicker."""
 LIRA_GAP = 0.05
-"""U-LiRA's AUC counts as above Retrain's own if it is by more than this and by ``LEVEL`` of its own standard errors."""
+"""U-LiRA's AUC counts as above one half if it is by more than this and by ``LEVEL`` of its own standard errors."""
+POPULATION_GAP = 0.02
+"""The population attack's AUC counts as above Retrain's if it is by more than this and by ``LEVEL`` standard errors of the
+difference: these vanish for a model that is nearly Retrain, and then any trifle would be above."""
 
 RECOVERED_LEAST, RECOVERED_MOST = 0.8, 1.25
 LOSS_GAP = 0.05
@@ -76,11 +80,11 @@ def pair_factor(samples: int, others: int) -> float:
     return math.exp(1.96 * deviation / math.sqrt((others + 1) / 2))
 
 
-def loss_limit(samples: int, others: int, *, divergence: float, whole_class: bool) -> float:
-    """Nats that the mean loss of D_f may lie from the Retrains' own; ``divergence``: JS of two Retrains."""
+def loss_limit(samples: int, others: int, *, scatter: float, whole_class: bool) -> float:
+    """Nats that the mean loss of these samples may lie from the Retrains' own; ``scatter``: D of two Retrains."""
     shared = 1.0 if whole_class else LOSS_CORRELATION + (1 - LOSS_CORRELATION) / samples
-    scale = math.sqrt(8 * divergence) * (CLASS_LOSS if whole_class else 1.0)
-    return max(LEVEL * scale * _of_mean(others) * math.sqrt(shared), LEAST_LOSS)
+    few = 1 + 1 / (2 * samples)  # D of one sample that is harder than most is a matter of luck
+    return LEVEL * scatter * _of_mean(others) * math.sqrt(shared) * few
 
 
 def accuracy_limit(samples: int, others: int, *, disagreement: float) -> float:

@@ -3,6 +3,7 @@
 total variation   mean over samples of ½ Σ_c |p_c − q_c|                                    0 … 1
 Jensen–Shannon    mean over samples of ½ KL(p‖m) + ½ KL(q‖m),  m = (p + q)/2,  in nats      0 … log 2
 agreement         share of samples on which both predict the same class                     0 … 1
+log probability   root mean square over samples of log p_y − log q_y,  y the label,  in nats
 weights           ‖w − w_retrain‖ / ‖w_retrain − w0‖                                        0 = the same
 recovered         (L − L_full) / (L_retrain − L_full),  L the mean loss of D_f              1 = as Retrain
 tug-of-war        Π over forget, retain, hold-out of 1 − |accuracy − accuracy of Retrain|   1 = as Retrain
@@ -69,6 +70,7 @@ def compare(candidate: Predictions, reference: Predictions, *, full: Predictions
         weights=finite(weight_distance(candidate.vector, reference.vector, anchor)),
         recovered=finite(recovered(*(mean_loss(model.forget, model.labels["forget"]) for model in (candidate, full, reference)))),
         tug_of_war=tug_of_war(asdict(accuracies(candidate)), asdict(accuracies(reference))),
+        log_probability=Places(**{name: _log_probability(candidate, reference, name) for name in SETS}),
     )
 
 
@@ -101,6 +103,7 @@ def mean_of(distances: Sequence[Distance]) -> Distance:
         weights=_mean([distance.weights for distance in distances]),
         recovered=_mean([distance.recovered for distance in distances]),
         tug_of_war=sum(distance.tug_of_war for distance in distances) / len(distances),
+        log_probability=places("log_probability"),
     )
 
 
@@ -117,6 +120,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _places(first: Predictions, second: Predictions, distance: Callable[[Tensor, Tensor], float | None]) -> Places:
     """A distance on the sets of ``SETS``."""
     return Places(**{name: distance(getattr(first, name), getattr(second, name)) for name in SETS})
+
+
+def _log_probability(first: Predictions, second: Predictions, name: str) -> float | None:
+    """How far two models' log probabilities of the labels lie apart; the mean loss of few samples scatters by that."""
+    labels = first.labels[name].unsqueeze(1)
+    logs = [getattr(model, name).double().log_softmax(1).gather(1, labels) for model in (first, second)]
+    return finite(float((logs[0] - logs[1]).square().mean().sqrt()))
 
 
 def _of_probabilities(distance: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Tensor], float | None]:

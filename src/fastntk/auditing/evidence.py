@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from msgspec import UNSET
 
 from fastntk.auditing import calibration
 from fastntk.auditing.figures import lookup
@@ -20,11 +22,14 @@ MOST_RETRAINS = 3
 """From so many further Retrains on, limits hardly narrow with more."""
 
 
+Kind = Literal["memory", "difference"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """What lies beyond its limit: ``memory`` of the forgotten samples, or another ``difference`` from Retrain; by which test."""
 
-    kind: Literal["memory", "difference"]
+    kind: Kind
     test: str
     text: str
 
@@ -32,7 +37,7 @@ class Finding:
 def findings(record: Measurements) -> list[Finding]:
     """Everything beyond its limit, memory first."""
     found = [_relearning(record), *_attacks(record), *_losses(record), *_accuracies(record), *_distances(record)]
-    if not record.accuracy.retain.unlearned or _not_numbers(record):
+    if not record.accuracy.retain.unlearned or not_numbers(record):
         text = "the model's outputs are not numbers on some samples, or it classifies none correctly"
         found.append(Finding("difference", "numbers", text))
     return sorted((item for item in found if item), key=lambda item: item.kind != "memory")
@@ -48,7 +53,12 @@ def spread_remark(record: Measurements) -> str | None:
     if not record.reference.made:
         return None
     further = others(record)
-    if further == 0 or _spread(record, "total_variation", "forget") is None:
+    if further and _spread(record, "total_variation", "forget") is None:
+        return (
+            "Some Retrain gives outputs that are not numbers, so how far Retrains lie apart is not known: distances were not "
+            "judged, and losses and accuracies by fixed limits. Look at the recipe."
+        )
+    if further == 0:
         return (
             "Only one Retrain was made, so distances to it were not judged, and losses and accuracies by fixed limits: further "
             "ones (--retrains 3) show how far chance goes."
@@ -79,6 +89,38 @@ def open_remark(record: Measurements) -> str | None:
     return None
 
 
+def blind(record: Measurements) -> bool:
+    """Whether the model before unlearning, judged in the unlearned one's place, would pass as well: then a pass tells nothing."""
+    return record.reference.made and not findings(_nothing_done(record))
+
+
+def _nothing_done(record: Measurements) -> Measurements:
+    """The record as it would be, had nothing been done."""
+
+    def as_before(figures: Any) -> Any:
+        return figures if known(figures) is None else replace(figures, unlearned=figures.full)
+
+    distances, lira = known(record.distances), known(record.membership.u_lira)
+    if distances is not None:
+        further = UNSET if known(distances.other_seeds) is None else distances.full
+        distances = replace(distances, same_seed=distances.full, other_seeds=further)
+    if lira is not None:
+        lira = replace(lira, unlearned=lira.full, shift=as_before(lira.shift))
+    parts = ("retain", "forget", "holdout")
+    return replace(
+        record,
+        accuracy=replace(record.accuracy, **{part: as_before(getattr(record.accuracy, part)) for part in parts}),
+        loss=replace(record.loss, **{part: as_before(getattr(record.loss, part)) for part in parts}),
+        relearn=as_before(record.relearn),
+        distances=UNSET if distances is None else distances,
+        membership=replace(
+            record.membership,
+            population=as_before(record.membership.population),
+            u_lira=record.membership.u_lira if lira is None else lira,
+        ),
+    )
+
+
 def _relearning(record: Measurements) -> Finding | None:
     now, wanted = record.relearn.unlearned, known(record.relearn.retrain)
     if wanted is None or now.epochs is None:
@@ -97,15 +139,20 @@ def _attacks(record: Measurements) -> list[Finding]:
     found = []
     population, lira = known(record.membership.population), known(record.membership.u_lira)
     if population is not None:
-        found.append(_attack("the population attack", population.unlearned, known(population.retrain)))
+        now, wanted = population.unlearned, known(population.retrain)
+        # An attack sees a difference in either direction. Losses that tell members less well than Retrain's are no memory.
+        memory = now is None or wanted is None or now.by_feature.loss >= wanted.by_feature.loss
+        found.append(_attack("the population attack", now, wanted, least=calibration.POPULATION_GAP, memory=memory))
     if lira is not None:
-        # U-LiRA of Retrain against itself is one half by construction; its scatter, at half the models, is no part of the gap's.
-        exact = None if lira.retrain is None else replace(lira.retrain, auc_standard_error=0.0)
-        found.append(_attack("U-LiRA", lira.unlearned, exact, least=calibration.LIRA_GAP))
+        shifts = known(lira.shift)
+        memory = shifts is None or shifts.unlearned is None or shifts.unlearned.median > 0
+        # Of Retrain against itself it is one half by construction; what half the models gave is chance, and no part of the gap.
+        half = None if lira.retrain is None else replace(lira.retrain, auc=0.5, auc_standard_error=0.0)
+        found.append(_attack("U-LiRA", lira.unlearned, half, least=calibration.LIRA_GAP, memory=memory))
     return [item for item in found if item]
 
 
-def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float = 0.0) -> Finding | None:
+def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float, memory: bool) -> Finding | None:
     if now is None or wanted is None:
         return None
     paired = known(getattr(now, "difference_standard_error", None))
@@ -116,7 +163,9 @@ def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: flo
     text = (
         f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
     )
-    return Finding("memory", title.removeprefix("the "), text + "errors)")
+    text += f"errors, at least {least})"
+    kind: Kind = "memory" if memory else "difference"
+    return Finding(kind, title.removeprefix("the "), text if memory else f"{text}: told apart by being pushed too far")
 
 
 def _losses(record: Measurements) -> list[Finding]:
@@ -124,21 +173,43 @@ def _losses(record: Measurements) -> list[Finding]:
     now, full, own = record.loss.forget.unlearned, record.loss.forget.full, known(record.loss.forget.retrain)
     if now is None or own is None:
         return []
-    divergence = _spread(record, "jensen_shannon", "forget")
-    if divergence is None:
+    scatter = _spread(record, "log_probability", "forget")
+    if scatter is None:
         return _recovered(record)
     wanted, counted = _mean_of_retrains(record, "loss", "forget", own)
-    limit = calibration.loss_limit(
-        record.request.forget, counted - 1, divergence=divergence, whole_class=bool(record.request.whole_classes)
-    )
+    limit = _loss_limit(record, counted - 1, scatter)
     if abs(now - wanted) <= limit:
         return []
     way = "" if full is None or full == wanted else f"; {(now - full) / (wanted - full):.2f} of the way from before"
     rests = f"limit {limit:.2f} either way, from {_retrains(counted)} and {_samples(record.request.forget)}"
     text = f"the forgotten samples' mean loss is {now:.2f} nats, Retrain's {wanted:.2f} ({rests}{way})"
-    # Beyond Retrain's loss, seen from Full's, is not memory, though it may be lower: forgetting can help a sample, too.
-    memory = now < wanted if full is None else (now - wanted) * (full - wanted) > 0
+    # Beyond Retrain's loss, seen from Full's, is not memory, though it may be lower: forgetting can help a sample, too. But on
+    # which side Full lies means something only where it lies apart.
+    sided = full is not None and abs(full - wanted) > limit
+    memory = (now - wanted) * (full - wanted) > 0 if sided and full is not None else now < wanted
     return [Finding("memory", "loss", text) if memory else Finding("difference", "loss", f"{text}: pushed too far")]
+
+
+def _loss_limit(record: Measurements, further: int, scatter: float) -> float:
+    """Of samples of classes that went as a whole and of other samples, each with its own limit, by their shares."""
+    share = _whole_share(record)
+    parts = []
+    for part, whole in ((share, True), (1 - share, False)):
+        count = round(part * record.request.forget)
+        if count:
+            parts.append(part * calibration.loss_limit(count, further, scatter=scatter, whole_class=whole))
+    return max(math.hypot(*parts), calibration.LEAST_LOSS)
+
+
+def _whole_share(record: Measurements) -> float:
+    """The share of the forgotten samples whose class went as a whole."""
+    whole = set(record.request.whole_classes)
+    if not whole:
+        return 0.0
+    counted = {name: sum(row) for name, row in zip(record.flow.classes, record.flow.full)}
+    total = sum(counted.values())
+    inside = sum(count for name, count in counted.items() if name in whole)
+    return inside / total if inside else 1.0
 
 
 def _recovered(record: Measurements) -> list[Finding]:
@@ -213,7 +284,9 @@ def _spread(record: Measurements, measure: str, where: str) -> float | None:
     spread = None if distances is None else known(distances.retrain_spread)
     if spread is None:
         return None
-    places: Places = getattr(spread, measure)
+    places: Places | None = known(getattr(spread, measure))
+    if places is None:
+        return None
     value, floor = places.forget if where == "forget" else places.holdout, places.holdout
     if value is None or floor is None:
         return None
@@ -234,7 +307,8 @@ def _count(record: Measurements, where: str) -> int:
     return {"retain": record.request.retain, "forget": record.request.forget, "holdout": record.subject.holdout}[where]
 
 
-def _not_numbers(record: Measurements) -> bool:
+def not_numbers(record: Measurements) -> bool:
+    """Whether the unlearned model's outputs are no numbers on some samples."""
     return any(losses.unlearned is None for losses in (record.loss.retain, record.loss.forget, record.loss.holdout))
 
 

@@ -153,7 +153,8 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far one model is from another, usually a Retrain; defined in :mod:`fastntk.auditing.distances`."""
+    """How far one model is from another, usually a Retrain; defined in :mod:`fastntk.auditing.distances`. Older releases did not
+    write ``log_probability``."""
 
     total_variation: Places
     jensen_shannon: Places
@@ -161,6 +162,7 @@ class Distance:
     weights: float | None
     recovered: float | None
     tug_of_war: Fraction
+    log_probability: Places | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 The first that applies, in this order:
 
     memory left            the forgotten samples are better known than to Retrain, by more than chance
-    cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same
+    cannot be told         weights outside the tuned ones were trained on the data, or are unknown, and Retrain has the same;
+                           or the Retrains lie so far apart that the model before unlearning would pass, too
     not to be trusted      there is no Retrain to compare with, and the step's own check said "retrain instead"
     no reference           there is no Retrain to compare with
     differs from retrain   it behaves otherwise than Retrain does, by more than chance
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastntk.auditing.calibration import RULES
-from fastntk.auditing.evidence import findings, open_remark, spread_remark
+from fastntk.auditing.calibration import MUCH, RULES
+from fastntk.auditing.evidence import blind, findings, not_numbers, open_remark, spread_remark
+from fastntk.auditing.figures import lookup
 from fastntk.auditing.record import AuditRecord, Level, Measurements, Verdict
 from fastntk.auditing.record_figures import Fractions, known
 from fastntk.auditing.requirements import evaluate, parse
@@ -33,6 +35,12 @@ TEXT: dict[Level, str] = {
     "like retrain": "In everything that was measured, the model behaves like one that never saw the removed data.",
 }
 
+UNSURE = "Whether the data was forgotten cannot be told: the retrained models differ too much from one another."
+LITTLE = (
+    "By these figures the model before unlearning cannot be told from a retrained one either: there was little to forget that "
+    "they could show."
+)
+
 
 def verdict(record: Measurements) -> Verdict:
     """Level, sentences and reasons."""
@@ -42,16 +50,33 @@ def verdict(record: Measurements) -> Verdict:
         return _judged("memory left", reasons, record)
     warned = _own_check(record)
     outside = _outside(record)
-    if not record.reference.made and warned:
-        return _judged("not to be trusted", [f"own check: {reason}" for reason in warned], record)
+    if not record.reference.made and (warned or not_numbers(record)):
+        broken = ["the model's outputs are not numbers on some samples"] if not_numbers(record) else []
+        return _judged("not to be trusted", [*broken, *(f"own check: {reason}" for reason in warned)], record)
     if outside:
-        return _judged("cannot be told", [outside], record)
+        return _judged("cannot be told", [outside, *reasons], record)
     if not record.reference.made:
         why = "no Retrain was made"
         if record.subject.recipe is None:
             why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
         return _judged("no reference", [why], record)
+    if not found and blind(record):
+        drowned = _drowned(record)
+        if drowned:
+            return _judged("cannot be told", [drowned], record)
     return _judged("differs from retrain" if found else "like retrain", reasons, record)
+
+
+def _drowned(record: Measurements) -> str | None:
+    """Why Retrains that lie far apart leave the question open; None where there was little to forget."""
+    before, spread = (lookup(record, f"distances.{pair}.total_variation.forget") for pair in ("full", "retrain_spread"))
+    if before is None or spread is None or before <= MUCH:
+        return None
+    return (
+        f"two Retrains lie {spread:.2f} apart on the forgotten samples (total variation), so chance hides what could be left: "
+        f"the model before unlearning, {before:.2f} from Retrain, would pass as well. More Retrains (--retrains 3 and more) may "
+        "tell"
+    )
 
 
 def _own_check(record: Measurements) -> list[str]:
@@ -78,14 +103,16 @@ def _own_remark(level: Level, record: Measurements) -> str | None:
 def _outside(record: Measurements) -> str | None:
     """Why weights outside the tuned ones leave the question open.
 
-    They do not where the user's own training made the Retrain with other such weights: then the comparison shows what is left.
+    They do not where the user's own training made the Retrain with other such weights, all of them: then the comparison shows
+    what is left.
     """
-    outside, lifted = known(record.outside), known(record.reference.changed_outside)
-    if outside is None or outside.status not in ("differ", "unknown") or lifted:
+    outside, changed = known(record.outside), known(record.reference.changed_outside) or 0
+    if outside is None or outside.status not in ("differ", "unknown") or changed >= outside.count:
         return None
     kind = "were trained on the same data" if outside.status == "differ" else "may have been trained on the same data"
     how = (
-        "Retrain has them too, so no comparison with it shows what they remember"
+        f"Retrain has {'them' if not changed else f'{outside.count - changed} of them'} too, so no comparison with it shows what "
+        "they remember"
         if record.reference.made
         else "no Retrain was made"
     )
@@ -122,7 +149,7 @@ def older_rules(record: AuditRecord) -> str | None:
     "No reference" needs no rule, and older ones could not give another level without a Retrain but "not to be trusted" and
     "cannot be told": a record that claims one is no older record, but a changed one.
     """
-    rules = known(record.verdict.rules) or 1
+    rules = known(record.verdict.rules) or (RULES if _has_figures_of_now(record) else 1)
     level = verdict(record).level
     if rules == RULES or level == record.verdict.level:
         return None
@@ -131,12 +158,20 @@ def older_rules(record: AuditRecord) -> str | None:
     return f"judged by other rules ({rules}, now {RULES}) as “{record.verdict.level}”; by the present ones it is “{level}”"
 
 
+def _has_figures_of_now(record: AuditRecord) -> bool:
+    """Whether a record holds figures that came with the present rules, so that a missing number of rules was taken out."""
+    distances = known(record.distances)
+    return distances is not None and known(distances.retrains) is not None
+
+
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
     outside = known(record.outside)
     accepted = None if outside is None else known(outside.accepted)
     said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
-    remarks = [_own_remark(level, record), open_remark(record) if level == "like retrain" else None, spread_remark(record)]
-    sentences = (TEXT[level], *said, *_facts(record), *(remark for remark in remarks if remark))
+    weak = [open_remark(record), LITTLE if blind(record) else None] if level == "like retrain" else []
+    remarks = [_own_remark(level, record), *weak, spread_remark(record)]
+    first = UNSURE if level == "cannot be told" and _outside(record) is None else TEXT[level]
+    sentences = (first, *said, *_facts(record), *(remark for remark in remarks if remark))
     return Verdict(level=level, text=sentences, reasons=tuple(reasons), rules=RULES)
 
 

@@ -66,8 +66,8 @@ def audit(
     """Measure an unlearned model beside the run it came from and beside a retrained one.
 
     Writes one record (JSON; sealed; nothing of a single sample in it). With --json the same record goes to standard output.
-    Exit code 3: written, but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones) and
-    --accept-outside gives no reason to go on.
+    Exit code 3: written, but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones, or
+    Retrains too far apart) and --accept-outside gives no reason to go on.
 
     Examples:
 

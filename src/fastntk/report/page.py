@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from fastntk.auditing.evidence import blind
 from fastntk.auditing.record import AuditRecord
 from fastntk.auditing.record_figures import known
 from fastntk.auditing.verdict import disagreements, older_rules
@@ -52,6 +53,8 @@ def _context(record: AuditRecord, digest: str, thumbnails: Sequence[bytes] | Non
 
     verdict = record.verdict
     tone, sign, headline = summary.HEADLINES[verdict.level]
+    if verdict.level == "like retrain" and blind(record):
+        tone, sign, headline = "warn", "!", "Nothing was found, but the model before unlearning passes the same tests."
     odd = disagreements(record)
     if odd:
         tone, sign, headline = "bad", "✗", "The judgement in this record does not follow from its figures: do not rely on it."

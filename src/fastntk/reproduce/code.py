@@ -51,7 +51,18 @@ def changed_rooms(known: Any, now: Mapping[str, str]) -> tuple[str, ...]:
 def source_digest(text: str) -> str:
     """Of a module's syntax tree, without words."""
     tree = _Wordless().visit(ast.parse(text))
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return hashlib.sha256(_dump(tree).encode()).hexdigest()
+
+
+def _dump(node: object) -> str:
+    """A syntax tree as text, the same for every version of Python: empty fields, as those that came later, are left out."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        inside = ", ".join(f"{name}={_dump(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({inside})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dump, node))}]"
+    return repr(node)
 
 
 def _is_baseline(name: str) -> bool:
