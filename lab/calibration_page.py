@@ -25,6 +25,7 @@ TITLES = {
     "report": "Report: other seeds, another class, other draws",
     "larger": "Larger: 100 images a class",
 }
+CHOSEN_ON = "development"
 NOT_RUN = "Not run.\n"
 Row = Mapping[str, Any]
 
@@ -41,7 +42,8 @@ wanted, and the pools below say how much of it was seen.
 Draws share models, so their number says nothing of how sure a share is. What counts is how many Retrains there are whose
 trainings have nothing in common but data and anchor: the *seeds*. One that does not pass in every draw, for every request,
 counts as failed, which is stricter than a share of audits. The bound is exact (Clopper–Pearson, one-sided,
-{100 * CONFIDENCE:.0f} %); even so, candidates and references come from one pool.
+{100 * CONFIDENCE:.0f} %) for models that are judged independently; candidates and references come from one pool, which
+it does not count. On the pool that the limits were chosen on, no bound is given: it would be one of the choice.
 
 In the tables, *models* is how many candidates are behind the draws, *Retrains* how many the references were drawn from. A row
 of one to three models tells what happened to these, not a rate.
@@ -88,7 +90,7 @@ def _limits() -> str:
 def _pool(record: Row) -> str:
     """How many genuine Retrains pass, then what every candidate got."""
     rows: Sequence[Row] = record["rows"]
-    lines = [_headline([row for row in rows if row["candidate"] == "retrain"]), ""]
+    lines = [_headline([row for row in rows if row["candidate"] == "retrain"], chosen_on=record["pool"] == CHOSEN_ON), ""]
     if not record["complete"]:
         lines += ["Not complete: made from the models that were trained and measured by then.", ""]
     others = sorted({row["others"] for row in rows})
@@ -111,7 +113,7 @@ def _pool(record: Row) -> str:
     return "\n".join(lines)
 
 
-def _headline(genuine: Sequence[Row]) -> str:
+def _headline(genuine: Sequence[Row], *, chosen_on: bool) -> str:
     """Independent Retrains, how many failed, and what share of passes that shows."""
     if not genuine:
         return "**No genuine Retrain was judged.**"
@@ -119,26 +121,26 @@ def _headline(genuine: Sequence[Row]) -> str:
     draws = sum(row["draws"] for row in genuine)
     behind = f"{requests} {'request' if requests == 1 else 'requests'}, {draws} draws"
     if not all("failed" in row for row in genuine):
-        return _older_headline(genuine, behind)
+        return _older_headline(genuine, behind, chosen_on=chosen_on)
     seeds = {seed for row in genuine for seed in row["candidates"]}
     failed = {seed for row in genuine for seed in row["failed"]}
-    return _bound_text(len(seeds), len(failed), behind)
+    return _bound_text(len(seeds), len(failed), behind, chosen_on=chosen_on)
 
 
-def _older_headline(genuine: Sequence[Row], behind: str) -> str:
+def _older_headline(genuine: Sequence[Row], behind: str, *, chosen_on: bool) -> str:
     """Of records that do not name the candidates: their seeds are at least as many as a request has."""
     count = max(row["models"] for row in genuine)
     if all(row["levels"].get(PASSED, 0) == row["draws"] for row in genuine):
-        return _bound_text(count, 0, behind)
+        return _bound_text(count, 0, behind, chosen_on=chosen_on)
     return f"**Genuine Retrains: {count} independent seeds ({behind}); how many of them failed was not recorded.**"
 
 
-def _bound_text(count: int, failed: int, behind: str) -> str:
+def _bound_text(count: int, failed: int, behind: str, *, chosen_on: bool) -> str:
+    seen = f"**Genuine Retrains: {count} independent seeds ({behind}), {failed} failed"
+    if chosen_on:
+        return f"{seen}.** The limits were chosen on these models: that is no evidence of how often others pass."
     bound = 100 * lower_bound(count - failed, count)
-    text = (
-        f"**Genuine Retrains: {count} independent seeds ({behind}), {failed} failed: that shows that at least "
-        f"{math.floor(10 * bound) / 10:.1f} % pass, not more.**"
-    )
+    text = f"{seen}: that shows that at least {math.floor(10 * bound) / 10:.1f} % pass, not more.**"
     short = f" To show the {100 * WANTED:.0f} % that is wanted takes {enough()} without a failure."
     return text if bound >= 100 * WANTED else text + short
 
