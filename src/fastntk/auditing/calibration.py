@@ -1,19 +1,18 @@
 """The verdict's limits, and where they come from: data and formulas, no torch, no record.
 
 A model that never saw D_f, retrained with a seed of its own, differs from R + 1 other Retrains by chance. Limits are set so that
-chance alone passes each of up to ``TESTS`` of them about once in 400 audits, in either direction; so all of them together pass
-such a model in at least 95 % of the audits, however they depend on one another (Bonferroni).
+chance alone passes each of up to ``TESTS`` of them about once in 400 audits, in either direction; then all of them together would
+pass such a model in 95 % of the audits or more, however they depend on one another (Bonferroni), if chance were normal.
 
     total variation   T = mean over Retrains of TV(u, r) / mean over their pairs     log T ~ normal(0, DISTANCE_SD)
-    loss on D_f       L_u − mean L_r                                                 sd = √(8 JS) · m · √(ρ + (1−ρ)/n)
+    loss on D_f       L_u − mean L_r                                                 sd = D · m · √(ρ + (1−ρ)/n) · (1 + 1/2n)
     accuracy          a_u − mean a_r                                                 sd = √(q / n) · m
     with              m = √((1 + 1/(R+1))/2), a model less the mean of R + 1 others in units of the difference of two
 
-JS is the Jensen–Shannon divergence of two Retrains (to second order an eighth of the mean squared difference of their log
-probabilities), q the share of samples that two Retrains classify differently, n the number of samples. Of few samples the
-spread itself is a matter of luck: on D_f it counts as no smaller than on held-out samples. The figures below were chosen on the
-pool ``development`` of :mod:`lab.calibration` and are tested on others: docs/calibration.md, by ``python -m lab run
-calibration``.
+D is the root mean square difference of two Retrains' log probabilities of the labels, q the share of samples that they classify
+differently, n the number of samples. Of few samples the spread itself is a matter of luck: on D_f it counts as no smaller than on
+held-out samples. The figures below were chosen on the pool ``development`` of :mod:`lab.calibration`; what was seen of it there and
+on other pools: docs/calibration.md, made by ``python -m lab run calibration``.
 """
 
 from __future__ import annotations
