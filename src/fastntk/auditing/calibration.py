@@ -11,7 +11,7 @@ pass such a model in 95 % of the audits or more, however they depend on one anot
 
 D is the root mean square difference of two Retrains' log probabilities of the labels, q the share of samples that they classify
 differently, n the number of samples. Of few samples the spread itself is a matter of luck: on D_f it counts as no smaller than on
-held-out samples. The figures below were chosen on the pool ``development`` of :mod:`lab.calibration`; what was seen of it there and
+held-out samples. The figures below were chosen on the pool ``development`` of :mod:`lab.calibration`; what was seen there and
 on other pools: docs/calibration.md, made by ``python -m lab run calibration``.
 """
 
