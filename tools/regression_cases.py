@@ -53,8 +53,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fine-tune": {"method": "fine-tune", "lr": 1e-2},
     "neggrad+": {"method": "neggrad+", "epochs": 2},
     "scrub": {"method": "scrub", "temperature": 1.0},
-    "ssd": {"method": "ssd"},
-    "ssd towards=anchor": {"method": "ssd", "towards": "anchor"},
+    "ssd": {"method": "ssd", "alpha": 1.5},
+    "ssd towards=anchor": {"method": "ssd", "alpha": 1.5, "towards": "anchor"},
     "salun": {"method": "salun"},
     "fisher": {"method": "fisher"},
 }

@@ -30,6 +30,7 @@ def test_the_cost_told_is_that_of_the_record() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     for sentence in (
+        f"the loss went less than {calibration.RECOVERED_LEAST} of the way from Full's",
         f"recovered between {calibration.RECOVERED_LEAST} and {calibration.RECOVERED_MOST} and accuracies",
         f"within {100 * calibration.POINTS:.0f} points and {calibration.FEW} samples are conventions",
         f"under {calibration.RELEARN_SHARE} × Retrain's epochs and at least {calibration.RELEARN_EPOCHS} epochs fewer",

@@ -35,7 +35,7 @@ def lira(unlearned: float, *, error: float = 0.03) -> dict[str, Any]:
 
 def at(path: str, value: Any) -> dict[str, Any]:
     """A value at a dotted path, as nested dictionaries."""
-    for part in reversed(path.split(".")):
+    for part in reversed(path.split(".") if path else ()):
         value = {part: value}
     return value  # type: ignore[no-any-return]
 
@@ -100,8 +100,16 @@ CHANGES = [
     ("membership.u_lira", lira(0.8), "memory left", "U-LiRA reaches AUC 0.80"),
     # How much a comparison of two halves of the Retrains scatters does not excuse the unlearned model.
     ("membership.u_lira", lira(0.8, error=0.3), "memory left", "U-LiRA reaches AUC 0.80"),
+    ("accuracy.forget.unlearned", 0.9, "memory left", "accuracy on forgotten samples is 90.0 %, Retrain's 60.0 %"),
+    ("accuracy.forget.unlearned", 0.3, "differs from retrain", "accuracy on forgotten samples is 30.0 %, Retrain's 60.0 %"),
     ("accuracy.holdout.unlearned", 0.5, "differs from retrain", "held-out samples is 50.0 %, Retrain's 64.5 % (limit 1.3 points"),
     ("distances", FAR, "differs from retrain", "0.035 from 2 Retrains, 1.94 times as far as these from each other (limit 1.44"),
+    (
+        "",
+        {"distances": FAR, "loss": {"forget": {"unlearned": 0.8}}, "request": {"forget": 20}},
+        "memory left",
+        "their loss went 0.75 of the way to Retrain's",
+    ),
     ("loss.forget.unlearned", None, "differs from retrain", "not numbers"),
 ]
 
@@ -193,6 +201,7 @@ WILD: dict[str, Any] = {
             "total_variation": FAR_APART,
             "jensen_shannon": {"forget": 0.2, "holdout": 0.2},
             "agreement": {"forget": 0.1, "holdout": 0.1},
+            "log_probability": {"forget": 1.3, "holdout": 1.3},
         },
     },
 }

@@ -43,6 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learnt_by_heart(model: nn.Module, samples: Samples) -> None:
     """Every weight is trained until all labels are known."""
+    torch.manual_seed(0)  # what is dropped while training must not depend on the tests before
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(80):
         optimizer.zero_grad()
@@ -106,22 +107,25 @@ def test_a_model_trained_whole_and_declared_as_tuned_in_parts(name: str, data: P
 
 def test_a_true_retrain_lifts_it(data: Path, tmp_path: Path) -> None:
     run = saved("timm:test_resnet", data, tmp_path / "run", trained=True)
-    result = fastntk.unlearn(run, ids=run.data.ids[:IDS], method="retrain", accept_outside="to see")
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, epochs=20))
+    result = fastntk.unlearn(run, ids=run.data.ids[: 2 * IDS], method="retrain", accept_outside="to see")
     spec = input_spec(run.model)
     holdout = load_source(str(data / "test.npz"), spec=spec)
 
     def whole(keep: list[str], seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        model = fastntk.build_model("timm:test_resnet", num_classes=3, image_size=32, seed=seed)
-        part = run.data.subset(run.data.index_of(keep))
-        learnt_by_heart(model, part)
-        return model.eval()
+        """From the weights before any training, in the order of the seed; statistics stay, so that Retrains are of one kind."""
+        model = fastntk.build_model("timm:test_resnet", num_classes=3, image_size=32).eval().requires_grad_(True)
+        part, draws = run.data.subset(run.data.index_of(keep)), torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        for _ in range(30):
+            for batch in torch.randperm(len(part), generator=draws).split(12):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(part.inputs[batch]), part.labels[batch]).backward()
+                optimizer.step()
+        return model
 
     figures: dict[str, Any] = {"holdout": holdout, "probes": False, "relearn_cap": 2}
-    # Trained from scratch on noise, two Retrains have nothing in common: one pair cannot tell, and does not say that it can.
-    record = fastntk.audit(run, result, retrain=whole, **figures)
-    assert record["verdict"]["level"] == "cannot be told"
-    assert "the model before unlearning" in record["verdict"]["reasons"][0]
+    # Of pictures of noise two Retrains have little in common: one pair of them would not tell.
     record = fastntk.audit(run, result, retrain=whole, retrains=3, **figures)
     assert record["verdict"]["level"] == "memory left"
     assert record["accuracy"]["forget"]["retrain"] < 0.6 < record["accuracy"]["forget"]["unlearned"]

@@ -63,7 +63,8 @@ difference: these vanish for a model that is nearly Retrain, and then any trifle
 RECOVERED_LEAST, RECOVERED_MOST = 0.8, 1.25
 LOSS_GAP = 0.05
 POINTS = 0.02
-"""With one Retrain only, where chance cannot be known: conventions. Share of the way from Full's loss to Retrain's, judged where
+"""With one Retrain only, where chance cannot be known, and for what a distance beyond its limit means: conventions. Share of the
+way from Full's loss to Retrain's, judged where
 that is ``LOSS_GAP`` nats or more; an accuracy's distance from Retrain's."""
 
 

@@ -244,9 +244,11 @@ def _accuracies(record: Measurements) -> list[Finding]:
             rests = f"from {_retrains(counted)} and {_samples(count)}"
         if abs(now - wanted) > limit + 1e-9:
             text = f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %"
-            found.append(
-                Finding("difference", f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})")
-            )
+            # Forgotten samples that are classified correctly more often than by Retrain, as before unlearning, are remembered.
+            before = lookup(record, f"accuracy.{where}.full")
+            memory = where == "forget" and now > wanted and before is not None and before > wanted
+            kind: Kind = "memory" if memory else "difference"
+            found.append(Finding(kind, f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})"))
     return found
 
 
@@ -261,8 +263,23 @@ def _distances(record: Measurements) -> list[Finding]:
         if ratio > limit:
             text = f"class probabilities of {SETS[where]} samples are {distance:.3f} from {_retrains(further + 1)}, "
             text += f"{ratio:.2f} times as far as these from each other (limit {limit:.2f} with {_pairs(further)})"
-            found.append(Finding("difference", f"distance, {where}", text))
+            short = _short_of_retrain(record) if where == "forget" else None
+            kind: Kind = "difference" if short is None else "memory"
+            text += "" if short is None else f"; their loss went {short:.2f} of the way to Retrain's"
+            found.append(Finding(kind, f"distance, {where}", text))
     return found
+
+
+def _short_of_retrain(record: Measurements) -> float | None:
+    """The share of the way from Full's loss on D_f to the Retrains', where it is so small that what is left is memory."""
+    now, full, own = record.loss.forget.unlearned, record.loss.forget.full, known(record.loss.forget.retrain)
+    if now is None or full is None or own is None:
+        return None
+    wanted, _ = _mean_of_retrains(record, "loss", "forget", own)
+    if abs(wanted - full) < calibration.LOSS_GAP:
+        return None
+    share = (now - full) / (wanted - full)
+    return share if share < calibration.RECOVERED_LEAST else None
 
 
 def _ratio(record: Measurements, where: str) -> float | None:

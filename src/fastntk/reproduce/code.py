@@ -34,6 +34,8 @@ _BASELINES_FOLDER = ("unlearning", "baselines")
 _SHARED = ("retrain.py", "own_training.py")
 """Of the baselines' folder: every record is beside a Retrain."""
 _NEVER = ("registry.py",)
+_JUDGING = ("verdict.py", "evidence.py", "calibration.py", "requirements.py", "limits.py")
+"""Of the auditing room: they judge figures and decide none. Whoever reads a record judges it by the rules of then."""
 
 
 def code_of(*methods: str, rooms: Iterable[str] = AUDITING) -> dict[str, str]:
@@ -86,7 +88,8 @@ def _modules(package: Path, room: str) -> list[Path]:
     modules = [path for path in folder.rglob("*.py") if path.name not in _NEVER]
     if room == BASELINES:
         return [path for path in modules if path.name not in _SHARED]
-    return [path for path in modules if inside not in path.parents or path.name in _SHARED]
+    judging = [package / "auditing" / name for name in _JUDGING]
+    return [path for path in modules if path not in judging and (inside not in path.parents or path.name in _SHARED)]
 
 
 class _Wordless(ast.NodeTransformer):
