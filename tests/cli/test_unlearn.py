@@ -164,6 +164,8 @@ def test_plan_compares_routes_with_retrain_and_writes_nothing(run_folder: Path, 
     assert outcome.exit_code == 0, outcome.output
     for part in ("12 samples (8 retained)", "fast-ntk", "tangent-replay", "retrain", "Next: fastntk unlearn"):
         assert part in outcome.stdout
+    (marked,) = (line for line in outcome.stdout.splitlines() if line.startswith("->"))
+    assert f"--method {marked.split()[1].rstrip(':')} " in outcome.stdout.splitlines()[-1]
     record = json.loads(command("plan", run_folder, "--ids", "0", "--json").stdout)
     assert record["sizes"]["retain"] == 11
     assert record["retrain_seconds"] > 0

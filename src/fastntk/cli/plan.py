@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from fastntk.cli.request import (
     row_options,
     tell_outside,
 )
+
+if TYPE_CHECKING:
+    from fastntk.planning import Plan
 
 
 def plan(
@@ -74,8 +77,9 @@ def plan(
     """Estimate time and memory of every way to forget, and of retraining, from a calibration of a few seconds.
 
     Samples that stay although they are copies of some that go are named first: erasing one copy erases nothing.
-    Nothing is written. `unlearn` with the same options takes the route marked ->. Exit code 3: weights outside the tuned ones
-    were trained on the data too, or nothing is known of them, which is said before all.
+    Nothing is written. One route is marked ->: the cheapest of those that the methods take, or retrain. The last line has its
+    command. Exit code 3: weights outside the tuned ones were trained on the data too, or nothing is known of them, which is said
+    before all.
 
     Examples:
 
@@ -112,9 +116,10 @@ def plan(
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
         budgets = {**options, **places, **scratch}
         result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, duplicates=duplicates, **budgets)  # type: ignore[arg-type]
-    output.say(str(result))
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
+    name = "retrain" if cheaper else best.method
+    output.say(str(result).replace(result.table(), table_with_one_mark(result, name)))
     named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
     request = named if classes is None else f"--classes {classes}"
     given = {
@@ -126,8 +131,19 @@ def plan(
     }
     words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
     words += [f"--option {text}" for text in option or [] if not cheaper]
-    name = "retrain" if cheaper else best.method
     record = {"command": "plan", "run": str(run), **result.details()}
     output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {name}", *words, f"--out {out}"]))
     if open_question:
         raise typer.Exit(3)
+
+
+def table_with_one_mark(plan: Plan, method: str) -> str:
+    """The plan's table, which marks a route of every method, with the mark of this method alone.
+
+    The lines below the head are those of ``plan.routes``, in their order; Retrain is the last where it is no route.
+    """
+    head, *lines = plan.table().splitlines()
+    route = plan.chosen.get(method)
+    marked = len(lines) - 1 if route is None else next(i for i, other in enumerate(plan.routes) if other is route)
+    marks = ("->" if i == marked else "  " for i in range(len(lines)))
+    return "\n".join([head, *(f"{mark}{line[2:]}" for mark, line in zip(marks, lines, strict=True))])
