@@ -26,7 +26,8 @@ SEEDED = (*PATHS, "chain")
 RECORDED = "recorded"
 CALIBRATION = "calibration"
 ATTACKS = "attacks"
-PAGES = ("unlearning", COMPARISON, "path", RECORDED, ATTACKS, CALIBRATION, "development", "tables", "architecture")
+DEMO = "demo"
+PAGES = ("unlearning", COMPARISON, "path", DEMO, RECORDED, ATTACKS, CALIBRATION, "development", "tables", "architecture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -221,7 +222,6 @@ def _pages(options: argparse.Namespace) -> int:
 
 def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, bytes]:
     """The files of one of :data:`PAGES`, by where they go; pages that are filled in have to be there."""
-    from fastntk.reproduce.records import setting_folder
     from lab.architecture_table import architecture_table
     from lab.augmented import AUGMENTED
     from lab.comparison_figure import comparison_figure
@@ -229,7 +229,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
     from lab.comparison_words import FIGURE
     from lab.development_page import development_page
     from lab.expectation import expectation_table
-    from lab.headline import filled, headline
+    from lab.marks import filled
     from lab.path_headline import MARKS as PATH_MARKS
     from lab.path_headline import path_headline
     from lab.path_page import path_page
@@ -262,23 +262,23 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         text = path_page(
             EXPERIMENTS[name], single=EXPERIMENTS["single-path"], augmented=(AUGMENTED,), chain=EXPERIMENTS["chain"], out=out
         )
-        block = path_headline(EXPERIMENTS[name], out=out)
+        block = path_headline((*EXPERIMENTS[name], AUGMENTED), out=out)
         return {
             docs / "results-path.md": text.encode(),
             readme: filled(readme.read_text("utf-8"), block, marks=PATH_MARKS).encode(),
         }
+    if name == DEMO:
+        from lab.demo_block import MARKS as DEMO_MARKS
+        from lab.demo_block import demo_block
+
+        return {readme: filled(readme.read_text("utf-8"), demo_block(out), marks=DEMO_MARKS).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":
         instructions = docs / "reproduce.md"
         content = {docs / file: content for file, content in results_page(out=out).items()}
         return content | {instructions: filled(instructions.read_text("utf-8"), expectation_table()).encode()}
-    first = EXPERIMENTS[name][0]
-    block = headline(first, folder=setting_folder(out, first.name))
-    return {
-        docs / "results-unlearning.md": page(EXPERIMENTS[name], single=EXPERIMENTS["single"], out=out).encode(),
-        readme: filled(readme.read_text("utf-8"), block).encode(),
-    }
+    return {docs / "results-unlearning.md": page(EXPERIMENTS[name], single=EXPERIMENTS["single"], out=out).encode()}
 
 
 if __name__ == "__main__":

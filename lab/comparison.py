@@ -74,6 +74,8 @@ PATH_BEST = MethodRow(
 )
 PATH_ROWS = (
     MethodRow("path-replay, head", "path-replay", {"depth": "head"}),
+    MethodRow("path-replay, last block", "path-replay", {"depth": 1}),
+    MethodRow("path-replay, last stage", "path-replay", {"depth": 3}),
     MethodRow("path-replay, auto", "path-replay", {"depth": "auto"}),
     PATH_ALL,
     PATH_BEST,

@@ -1,68 +1,78 @@
-"""The rows of path replay that the README shows, from the records of the path experiment."""
+"""The rows of path replay that the README shows: three trainings, from the records of the path experiment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastntk.reproduce.setting import Setting
+from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
-from lab.path_rows import PathRecords, PathRow
+from lab.path_rows import FULL, PathRecords, PathRow
 from lab.path_targets import BEST
 
 MARKS = "path"
-ROWS = ("head", "auto", BEST)
+SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vit-caltech-20x50": ("ViT, prompts and head", ("head",)),
+    "resnet20-100": ("ResNet-20, norms and head", ("head", "auto", BEST)),
+    "augmented": ("ResNet-20, own loop, augmented", ("head", "auto")),
+}
+"""By setting, what it is and which depths are shown."""
+DEPTHS = {BEST: "best"}
 COLUMNS = (
-    "run",
+    "training",
     "forget",
     "depth",
     "seeds",
     "cost: first, next",
-    "distance to the same seed's Retrain",
-    "to others",
-    "recovered",
+    "right on forgotten: before → after (Retrain)",
+    "distance to other Retrains",
     "U-LiRA, seed-only",
     "shift",
 )
 
 
 def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
-    """One compact table: the first setting in full, of the other networks one request and the cheapest and the best row."""
+    """One compact table."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    for setting in settings:
-        if setting.model == settings[0].model and setting is not settings[0]:
-            continue
-        records, first = PathRecords.read(setting, out=out), setting is settings[0]
-        for request in setting.requests if first else setting.requests[:1]:
-            for label in ROWS if first else (ROWS[0], ROWS[-1]):
-                row = records.row(label, request)
-                if row is None or row.same["forget"].mean is None:
-                    continue
-                cost = f"{_figure(row.first, 3)}, {_figure(row.next, 3)}"
-                apart = [
-                    " / ".join(f"{_figure(part[place], 2)}×" for place in ("forget", "holdout"))
-                    for part in (row.same, row.others)
-                ]
-                cells = [setting.name, request.title, label, str(row.seeds), cost, *apart, _figure(row.recovered, 2), *_told(row)]
-                lines.append("| " + " | ".join(cells) + " |")
-            null = records.retrain_row(request)
-            if first and null is not None:
-                dashes = ["–"] * (len(COLUMNS) - 6)
-                cells = [setting.name, request.title, "Retrain itself", str(null.seeds), *dashes, *_told(null)]
-                lines.append("| " + " | ".join(cells) + " |")
+    by_name = {setting.name: setting for setting in settings}
+    for name, (words, depths) in SHOWN.items():
+        title = words
+        records = PathRecords.read(by_name[name], out=out)
+        for request in by_name[name].requests:
+            for number, cells in enumerate(_rows(records, request, depths)):
+                lines.append("| " + " | ".join([*((title, request.title) if number == 0 else ("", "")), *cells]) + " |")
+                title = ""
     if len(lines) == 2:
         return "Not run yet.\n"
     note = (
         "*Cost*: CPU time over Retrain's, for a first request and a next one on the same run. *Distance*: total variation "
-        "of the class probabilities on forgotten / hold-out images, in units of the distance between two Retrains of "
-        "different seeds. *Recovered*: how much of Retrain's rise in the forgotten images' loss is there (1 = all). A "
-        "Retrain of another seed is at 1× of the distance to others; that a row is there does not say that nothing tells "
-        "it from Retrain. *U-LiRA*: how well a test of each forgotten image tells the row's models from Retrains, ± its "
-        "standard error, with the models a side; in the row *Retrain itself* the null, Retrains against Retrains, which "
-        "share no seeds and so scatter more. *Shift*: median shift of the log-odds of forgotten images, in Retrain's "
+        "of the class probabilities on forgotten / hold-out images to Retrains of other seeds, in units of the distance "
+        "between two of those; a Retrain is at 1×, but being there does not say that nothing tells the two apart. *U-LiRA*: "
+        "how well a test of each forgotten image tells the row's models from Retrains (0.5: not at all), ± its standard error, "
+        "with the models a side; *Retrain itself* is the null. *Shift*: of the log-odds of forgotten images, in Retrain's "
         "standard deviations. With few models both are rough: [more of them](docs/results-attacks.md)."
     )
     return "\n".join([*lines, "", note]) + "\n"
+
+
+def _rows(records: PathRecords, request: Request, depths: Sequence[str]) -> list[list[str]]:
+    """The cells of a request, after its title; the null last, where it was run."""
+    full, null = records.row(FULL, request), records.retrain_row(request)
+    if full is None or null is None:
+        return []
+    found = []
+    for label in depths:
+        row = records.row(label, request)
+        if row is None or row.others["forget"].mean is None:
+            continue
+        cost = f"{_figure(row.first, 3)}, {_figure(row.next, 3)}"
+        before, after, retrain = (100 * (each.accuracy["forget"].mean or 0.0) for each in (full, row, null))
+        shares = f"{before:.0f} → {after:.0f} ({retrain:.0f}) %"
+        apart = " / ".join(f"{_figure(row.others[place], 2)}×" for place in ("forget", "holdout"))
+        found.append([DEPTHS.get(label, label), str(row.seeds), cost, shares, apart, *_told(row)])
+    if null.u_lira is not None:
+        found.append(["*Retrain itself*", str(null.seeds), "1", "–", "1×", *_told(null)])
+    return found
 
 
 def _told(row: PathRow) -> list[str]:

@@ -116,8 +116,8 @@ def test_pretrain_makes_weights_that_finetune_takes(tmp_path: Path) -> None:
 def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
-    monkeypatch.setattr(demo_module, "METHODS", ("max-loss", "path-replay", "retrain"))
-    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("path-replay", "retrain"))
+    monkeypatch.setattr(demo_module, "METHODS", ("full", "max-loss", "path-replay", "retrain"))
+    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("full", "path-replay, head", "path-replay", "retrain"))
     out = tmp_path / "demo"
     result = fastntk_command("demo", "--out", out)
     assert result.exit_code == 0, result.output
@@ -130,9 +130,16 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
     assert [row["method"] for row in digit["rows"]] == list(demo_module.METHODS)
     assert [row["method"] for row in images["rows"]] == list(demo_module.METHODS_SINGLE)
     assert (digit["forget"], images["forget"]) == (3, 15)
-    for row in (*digit["rows"], *images["rows"]):
-        assert row["method"] in result.stdout
-        assert 0 <= row["retain"] <= 1
+    for request in (digit, images):
+        for row in request["rows"]:
+            assert row["method"] in result.stdout
+            assert 0 <= row["retain"] <= 1
+        before, *_, retrain = request["rows"]
+        assert (before["method"], before["rose"]) == ("full", 0)
+        assert retrain["of_retrain"] == 1
+        assert retrain["distance"]["forget"] > 0  # to other seeds, not to itself
+    for line in demo_module.TWO_LINES.splitlines():
+        assert line.strip() in result.stdout
     original = load_run(out / "run", samples=source_samples(read_manifest(out / "run")))
     for name, page in zip(demo_module.RESULTS, record["reports"]):
         assert load_result(out / name, original).method == demo_module.REPORTED
@@ -147,8 +154,10 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
 
 def test_the_demo_compares_every_method_of_the_paper() -> None:
     of_the_paper = {"fast-ntk", "retrain", "full", "max-loss", "random-label"}
-    assert of_the_paper < set(demo_module.METHODS) == of_the_paper | {"path-replay", "tangent-replay"} <= set(METHODS)
-    assert set(demo_module.METHODS_SINGLE) < set(METHODS)
+    shown = {demo_module.OPTIONS.get(label, {"method": label})["method"] for label in demo_module.METHODS}
+    assert of_the_paper < shown == of_the_paper | {"path-replay", "tangent-replay"} <= set(METHODS)
+    assert set(demo_module.METHODS_SINGLE) < set(demo_module.METHODS)
+    assert set(demo_module.OPTIONS) <= set(demo_module.METHODS)
 
 
 def test_recipe_defaults_are_those_of_the_library() -> None:

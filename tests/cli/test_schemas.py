@@ -64,8 +64,8 @@ def test_pretrain(tmp_path: Path) -> None:
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
-    monkeypatch.setattr(demo_module, "METHODS", ("retrain", "tangent-replay"))
-    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("retrain", "tangent-replay"))
+    monkeypatch.setattr(demo_module, "METHODS", ("full", "path-replay", "tangent-replay", "retrain"))
+    monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("full", "path-replay", "retrain"))
     record = printed("demo", "--out", tmp_path / "demo")
     assert json.loads((tmp_path / "demo" / "demo.json").read_text("utf-8")) == record
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 from committed import committed
-from lab.headline import filled, headline
+from lab.demo_block import MARKS as DEMO_MARKS
+from lab.demo_block import demo_block
+from lab.marks import filled
+from lab.path_headline import MARKS as PATH_MARKS
+from lab.path_headline import path_headline
 from lab.settings import UNLEARNING
 
 from fastntk.base.errors import InputError
@@ -24,7 +28,10 @@ def test_only_what_is_between_the_marks_is_replaced() -> None:
 
 
 def test_no_records_no_figures(tmp_path: Path) -> None:
-    assert headline(UNLEARNING[0], folder=tmp_path) == "Not run yet.\n"
+    from lab.augmented import AUGMENTED
+    from lab.settings import PATH
+
+    assert path_headline((*PATH, AUGMENTED), out=tmp_path) == demo_block(tmp_path) == "Not run yet.\n"
 
 
 def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
@@ -35,13 +42,12 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     from lab.settings import CHAIN, DEVELOPMENT, PATH, SINGLE, SINGLE_PATH
     from lab.unlearning_page import page
 
-    from fastntk.reproduce.records import setting_folder
-
-    first, results = UNLEARNING[0], committed(tmp_path)
+    results = committed(tmp_path)
     readme = (ROOT / "README.md").read_text("utf-8")
-    table = [line for line in headline(first, folder=setting_folder(results, first.name)).splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in table}) <= 1
-    assert filled(readme, headline(first, folder=setting_folder(results, first.name))) == readme
+    block = path_headline((*PATH, AUGMENTED), out=results)
+    assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
+    assert filled(readme, block, marks=PATH_MARKS) == readme
+    assert filled(readme, demo_block(results), marks=DEMO_MARKS) == readme
     text = page(UNLEARNING, single=SINGLE, out=results)
     assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")

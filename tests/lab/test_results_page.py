@@ -9,7 +9,7 @@ import pytest
 from committed import ROOT, committed
 from lab.agreement import agreement, probe_agreement
 from lab.expectation import expectation_table
-from lab.headline import filled
+from lab.marks import filled
 from lab.parameters import VITS, convolutions, shares, transformer
 from lab.results_page import results_page
 

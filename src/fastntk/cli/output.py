@@ -39,11 +39,13 @@ class Output:
         for name, value in facts.items():
             self.say(f"  {name:<{width}}  {value}")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
-        """Print a table; the first column is text, the others are numbers."""
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None, whole_names: bool = False
+    ) -> None:
+        """Print a table; the first column is text, the others are numbers. ``whole_names``: the others wrap first."""
         table = Table(title=None if title is None else _text(title), title_justify="left")
         for number, name in enumerate(columns):
-            table.add_column(_text(name), justify="left" if number == 0 else "right")
+            table.add_column(_text(name), justify="left" if number == 0 else "right", no_wrap=whole_names and number == 0)
         for row in rows:
             table.add_row(*(_text(value) for value in row))
         self.console.print(table)
