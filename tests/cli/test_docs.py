@@ -1,4 +1,4 @@
-"""Commands and snippets of the how-to are run as written, in order, in one folder."""
+"""Commands and snippets of the how-to pages are run as written, page after page, in one folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,25 @@ from fastntk.cli.app import app
 from fastntk.models.torchvision_ops import ensure_operators
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("howto-forget", "howto-data", "howto-models", "howto-record", "howto-operate")
+"""In the order of the index: later pages use names of earlier ones, and say so."""
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / "howto.md").read_text("utf-8"), re.M | re.S)
+    text = "\n".join((DOCS / f"{name}.md").read_text("utf-8") for name in PAGES)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def test_the_index_links_to_every_section_of_every_page() -> None:
+    assert {path.stem for path in DOCS.glob("howto-*.md")} == set(PAGES)
+    index = (DOCS / "howto.md").read_text("utf-8")
+    titles = re.findall(r"^## (.*)$", index, re.M)
+    assert titles == ["Install", *((DOCS / f"{name}.md").read_text("utf-8").splitlines()[0].removeprefix("# ") for name in PAGES)]
+    for name in PAGES:
+        text = re.sub(r"^```.*?^```", "", (DOCS / f"{name}.md").read_text("utf-8"), flags=re.M | re.S)
+        for section in re.findall(r"^## (.*)$", text, re.M):
+            anchor = re.sub(r"[^\w -]", "", section.lower()).replace(" ", "-")
+            assert f"({name}.md#{anchor})" in index, f"{name}.md: {section}"
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +56,7 @@ def test_snippets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks("python"):
         if "import peft" in block and missing:
             continue
-        exec(compile(block, "docs/howto.md", "exec"), names)
+        exec(compile(block, "docs/howto-*.md", "exec"), names)
     assert names["again"].split.forget.tolist() == names["result"].split.forget.tolist()
     assert len(names["second"].forgotten) == 8 + 2
     assert names["unlearned"].forgotten.ids == ("img-3", "img-17")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -99,7 +100,34 @@ def test_the_readme_starts_with_the_two_commands_and_stays_short() -> None:
     assert len(lines) < 130
 
 
+WALK = (ROOT / "docs" / "deletion-request.md").read_text("utf-8")
+
+
+def walk(page: str, *, codes: tuple[int, ...]) -> None:
+    """Run the blocks of a page in order, in the present folder; ``codes``: the exit codes that ``unlearn`` may end with."""
+    names: dict[str, object] = {}
+    for language, block in re.findall(r"^```(python|sh)\n(.*?)^```", page, re.M | re.S):
+        if language == "python":
+            exec(compile(block, "docs/deletion-request.md", "exec"), names)
+            continue
+        for line in block.splitlines():
+            outcome = CliRunner().invoke(app, line.split()[1:])
+            assert outcome.exit_code in (codes if " unlearn " in line else (0,)), f"{line}\n{outcome.output}"
+
+
+@pytest.mark.slow
 def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (request,) = (block for block in re.findall(r"^```text\n(.*?)^```", WALK, re.M | re.S) if block.startswith("# request 17"))
+    (tmp_path / "request.txt").write_text(request)
+    (tmp_path / "next.txt").write_text(re.findall(r"With `(\S+)` in `next.txt`", WALK)[0] + "\n")
+    walk(WALK, codes=(0,))
+    record = json.loads((tmp_path / "results" / "request-17" / "audit.json").read_text("utf-8"))
+    assert record["verdict"]["level"] == "like retrain"
+    assert f"{record['request']['forget']} of which" in WALK
+
+
+def test_the_deletion_request_runs_with_a_folder_of_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = digit_folder(tmp_path / "whole", per_class=7)
     for number, part in enumerate(sorted(whole.rglob("*.png"))):
@@ -109,21 +137,12 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
     request = ["digit-3/001.png", "digit-7/004.png"]
     (tmp_path / "request.txt").write_text("\n".join(request) + "\n")
     (tmp_path / "next.txt").write_text("digit-5/000.png\n")
-    model = fastntk.build_model("resnet20", num_classes=10, weights="cifar100")
-    samples = fastntk.load_source("photos@train", spec=fastntk.input_spec(model))
-    fastntk.fit(model, fastntk.tune(model, "norm+head"), samples, fastntk.Recipe(epochs=6, lr=2e-3))
-    torch.save(model.state_dict(), "finetuned.pt")
-
-    names: dict[str, object] = {}
-    page = (ROOT / "docs" / "deletion-request.md").read_text("utf-8")
-    for language, block in re.findall(r"^```(python|sh)\n(.*?)^```", page, re.M | re.S):
-        if language == "python":
-            exec(compile(block, "docs/deletion-request.md", "exec"), names)
-            continue
-        for line in block.splitlines():
-            outcome = CliRunner().invoke(app, line.split()[1:])
-            # 3: written, though fifty digits may not pass the step's own check
-            assert outcome.exit_code in ((0, 3) if " unlearn " in line else (0,)), f"{line}\n{outcome.output}"
+    sizes = "--data digits@train --images-per-class 60 --epochs 10"
+    assert sizes in WALK
+    page = WALK.replace(sizes, "--data photos@train --epochs 4").replace("digits@test", "photos@holdout")
+    kept = page.replace("fastntk erase runs/digits --yes", "fastntk info runs/digits")
+    assert kept != page
+    walk(kept, codes=(0, 3))  # 3: written, though fifty digits may not pass the step's own check
     assert (tmp_path / "results" / "request-17" / "report.html").is_file()
     served = fastntk.build_model("resnet20", num_classes=10)
     served.load_state_dict(torch.load("unlearned.pt", weights_only=True))
@@ -131,10 +150,16 @@ def test_the_deletion_request_runs_as_written(tmp_path: Path, monkeypatch: pytes
     for name in request:
         (tmp_path / "photos" / "train" / name).unlink()
     for result in ("results/request-17", "results/request-18"):
-        assert CliRunner().invoke(app, ["plan", result, "--classes", "digit-1"]).exit_code == 0
-    refused = CliRunner().invoke(app, ["plan", "runs/photos", "--classes", "digit-1"])
+        assert CliRunner().invoke(app, ["info", result]).exit_code == 0
+        assert CliRunner().invoke(app, ["plan", result, "--classes", "digit-1", "--method", "path-replay"]).exit_code == 0
+    old = CliRunner().invoke(app, ["plan", "runs/digits", "--classes", "digit-1"])
+    assert "Planning with the trace alone" in old.stderr
+    audited = ["audit", "runs/digits", "results/request-17", "--holdout", "photos@holdout", "--out", "again.json"]
+    refused = CliRunner().invoke(app, audited)
     assert refused.exit_code == 2
-    assert "The data changed since this run was made" in refused.stderr
+    assert "2 of the 50 samples of this run are not in" in refused.stderr
+    assert CliRunner().invoke(app, ["erase", "runs/digits", "--yes"]).exit_code == 0
+    assert not (tmp_path / "runs" / "digits").exists()
 
 
 def test_the_extras_of_the_how_to_are_those_of_the_project() -> None:

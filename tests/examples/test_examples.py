@@ -144,7 +144,7 @@ def test_each_is_short_and_known() -> None:
 
 
 def test_the_lines_that_the_documentation_adds_are_those_of_the_examples() -> None:
-    page = (EXAMPLES.parent / "docs" / "howto.md").read_text("utf-8")
+    page = (EXAMPLES.parent / "docs" / "howto-record.md").read_text("utf-8")
     blocks = re.findall(r"\(`examples/(\w+)\.py`[^`]*(?:`[^`\n]*`[^`]*)*?```diff\n(.*?)```", page, re.S)
     assert [name for name, _ in blocks] == ["own_loop", "hf_trainer", "peft_lora"]
     for name, block in blocks:
