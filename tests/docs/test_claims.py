@@ -1,0 +1,172 @@
+"""What the README and the overview claim: each claim is on its page, has something behind it, and its figures are the records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lab.comparison import BASELINES, BUDGET, comparison
+from lab.comparison_page import multiple
+from lab.path_rows import PathRecords
+from lab.path_targets import BEST
+from lab.rows import Row, row_of
+from lab.settings import EXPERIMENTS
+from torch import nn
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+import fastntk
+from fastntk.cli.app import app
+from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.reproduce.cells import RESNET
+from fastntk.reproduce.records import setting_folder
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"README": ROOT / "README.md", "overview": ROOT / "docs" / "index.md"}
+WHOLE = ("the picture", "the table of three trainings, and the demo's tables")
+"""Claims that are no words of the page."""
+RESULTS = ROOT / "results"
+
+
+def claims() -> list[tuple[str, str, list[str]]]:
+    """Words, page, and what is behind them."""
+    rows = re.findall(r"^\| (.*?) \| (README|overview) \| (.*?) \|$", (ROOT / "docs" / "claims.md").read_text("utf-8"), re.M)
+    return [(words, page, re.findall(r"`([^`]+)`", behind)) for words, page, behind in rows]
+
+
+def prose(page: Path) -> str:
+    """The page in one line, its generated blocks left out."""
+    text = re.sub(r"<!-- (\w+):start -->.*?<!-- \1:end -->", "", page.read_text("utf-8"), flags=re.S)
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("words", "page", "behind"), claims(), ids=[words[:40] for words, _, _ in claims()])
+def test_a_claim_is_on_its_page_and_rests_on_something(words: str, page: str, behind: list[str]) -> None:
+    assert words in WHOLE or words in prose(PAGES[page])
+    assert behind
+    for reference in behind:
+        file, _, name = reference.partition("::")
+        assert (ROOT / file).is_file(), reference
+        assert not name or re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.M), reference
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_is_in_the_list(page: str) -> None:
+    text = prose(PAGES[page])
+    for words, where, _ in claims():
+        text = text.replace(words, "") if where == page else text
+    text = re.sub(r"```.*?```|\]\([^)]*\)|https?://\S+|arXiv [\d.]+|!\[[^\]]*\]|Apache-2.0", "", text)
+    assert re.findall(r"[^ ]*\d[^ ]*", text) == []
+
+
+def compared(label: str, *, request: int = 0) -> Row:
+    setting = comparison(RESULTS)[request]
+    method = next(method for method in setting.methods if method.label == label)
+    row = row_of(setting, setting.requests[0], method, folder=setting_folder(RESULTS, setting.name))
+    assert row is not None
+    return row
+
+
+def path_row(setting: str, label: str, *, request: int = 0) -> tuple[float, float]:
+    """Cost of a first request, and the larger distance to other Retrains."""
+    (found,) = [each for each in EXPERIMENTS["path"] if each.name == setting]
+    row = PathRecords.read(found, out=RESULTS).row(label, found.requests[request])
+    assert row is not None
+    assert row.first.mean is not None
+    return row.first.mean, max(figure.mean or 0.0 for figure in row.others.values())
+
+
+def baselines() -> bool:
+    return len(BASELINES) == 12
+
+
+def setting_of_the_picture() -> bool:
+    return (RESNET.model, RESNET.images_per_class, RESNET.tune, BUDGET) == ("resnet20", 100, "norm+head", 25)
+
+
+def vits_are_cheap() -> bool:
+    rows = [path_row(name, "head", request=k) for name in ("vit-caltech-20x50", "vit-caltech-50x20") for k in (0, 1)]
+    return all(cost < 0.01 and distance < 1.05 for cost, distance in rows)
+
+
+def cnns_are_not() -> bool:
+    head, best = path_row("resnet20-100", "head"), path_row("resnet20-100", BEST)
+    return head[1] > 1.5 and best[1] < 1.25 and best[0] > 0.5
+
+
+def deltagrad_beats_the_head() -> bool:
+    ours, theirs = compared("path-replay, head"), compared("deltagrad")
+    nearer = all((multiple(theirs, "others", place).mean or 9) < (multiple(ours, "others", place).mean or 0) for place in PLACES)
+    return nearer and 50 < (theirs.ratio_with_rows.mean or 0) / (ours.ratio_with_rows.mean or 1) < 200
+
+
+def sizes() -> bool:
+    largest = max(setting.images_per_class or 0 for setting in EXPERIMENTS["path"] if setting.model == "resnet20")
+    assert 10 * largest == 5000
+    ensure_operators()
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        vit = timm.create_model("vit_small_patch14_dinov2")
+    return round(sum(parameter.numel() for parameter in vit.parameters()) / 1e6) == 22
+
+
+PLACES = ("forget", "holdout")
+FIGURES: dict[str, Callable[[], bool]] = {
+    "twelve baselines": baselines,
+    "ResNet-20, 100 images a class": setting_of_the_picture,
+    "Near to Retrain is cheap": vits_are_cheap,
+    "a CNN whose norm layers were tuned": cnns_are_not,
+    "DeltaGrad on the same record": deltagrad_beats_the_head,
+    "Measured on one CPU": sizes,
+}
+
+
+@pytest.mark.parametrize("start", FIGURES)
+def test_figures(start: str) -> None:
+    listed = [words for words, _, behind in claims() if "tests/docs/test_claims.py::test_figures" in behind]
+    assert len(listed) == len(FIGURES)
+    assert any(words.startswith(start) for words in listed)
+    assert FIGURES[start]()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def test_the_readmes_loop_runs_as_written() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    subset = fastntk.tune(model, "head")
+    ids = [f"anna/{number:03d}.jpg" for number in range(1, 13)]
+    rows = [(torch.randn(3, 2, 2), number % 3, name) for number, name in enumerate(ids)]
+    names: dict[str, object] = {
+        "fastntk": fastntk,
+        "model": model,
+        "subset": subset,
+        "optimizer": torch.optim.AdamW(list(subset.parameters.values()), lr=0.01),
+        "loss": nn.CrossEntropyLoss(),
+        "loader": DataLoader(rows, batch_size=4),  # type: ignore[arg-type]
+    }
+    (loop,) = blocks(ROOT / "README.md", "python")
+    exec(compile(loop, "README.md", "exec"), names)
+    result = names["result"]
+    assert isinstance(result, fastntk.Unlearned)
+    assert result.forgotten.ids == ("anna/001.jpg", "anna/002.jpg")
+
+
+def test_get_started_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "start.md"
+    names: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, "docs/start.md", "exec"), names)
+    assert names["second"].forgotten.ids == ("11", "25")  # type: ignore[attr-defined]
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("fastntk ")]
+    assert len(lines) == 5
+    for line in lines:
+        outcome = CliRunner().invoke(app, line.split()[1:])
+        assert outcome.exit_code == 0, f"{line}\n{outcome.output}"
+    assert (tmp_path / "results" / "without-0" / "report.html").is_file()
