@@ -72,7 +72,8 @@ def points(setting: Setting, *, folder: Path) -> list[Point]:
         row = row_of(setting, setting.requests[0], method, folder=folder)
         if row is None:
             continue
-        distance, cost = multiple(row, "others", "forget"), 1.0 if method.method == "retrain" else row.ratio_with_rows.mean
+        known = {"full": 0.0, "retrain": 1.0}
+        distance, cost = multiple(row, "others", "forget"), known.get(method.method, row.ratio_with_rows.mean)
         if distance.mean is not None and cost is not None:
             found.append(Point(method, max(cost, LEAST_COST), distance.mean, distance.std or 0.0))
     return found

@@ -56,7 +56,7 @@ Against this page as it was at commit 2f54b17:
 - **The same for ours.** `fast-ntk`, `tangent-replay` and `path-replay` ran with defaults that had been developed against Retrains
   (below) while baselines had not seen one. Now the baselines have, and ours get the same rehearsals as they do.
 - **Baselines** were corrected against their official code ([baselines.md](baselines.md)).
-- **Rows added**: `bad-teacher`, `l1-sparse`, `fast-ntk-ridge` (the paper's own equation), and `path-replay` at every depth of [results-path.md](results-path.md) but one.
+- **Rows added**: `bad-teacher`, `l1-sparse`, `fast-ntk-ridge` (the paper's own equation), and `path-replay` at six depths.
 - **"1.0× is indistinguishable" is gone**: it is not true. U-LiRA has its standard error and Retrain's own row, and the median
   shift stands beside it.
 - **The population attack on classes is gone**: Full, which forgot nothing, had 0.503.
