@@ -11,9 +11,9 @@ from fastntk.reproduce.plots import SETTINGS
 from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Setting
 from lab.comparison import PATH_BEST
-from lab.comparison_page import is_own, multiple
+from lab.comparison_nearest import is_own
 from lab.figure_labels import place_labels
-from lab.rows import row_of
+from lab.rows import multiple, row_of
 
 OURS, THEIRS, BOUNDS = "#1f77b4", "#6b6b6b", "#111111"
 LEAST_COST = 1e-3

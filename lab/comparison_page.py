@@ -14,15 +14,14 @@ from fastntk.auditing.ulira import LEAST, median_shift, median_shift_null, u_lir
 from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.reproduce.summary import Figure, Record, attack
-from fastntk.unlearning.registry import METHODS
-from lab.comparison import OWN, tuned_methods, tuning_file
+from lab.comparison import tuned_methods, tuning_file
+from lab.comparison_nearest import PLACES, nearest_text
 from lab.comparison_tuning import tuning_text
 from lab.comparison_words import CHANGED, DEVELOPED, header
 from lab.provenance import provenance, stored
-from lab.rows import Row, records_of, row_of
+from lab.rows import Row, multiple, records_of, row_of
 from lab.unlearning_page import figure_text, relearn_text, setting_text
 
-PLACES = ("forget", "holdout")
 COLUMNS = (
     "method", "seeds", "TV others × spread, D_f / hold-out", "TV same × spread, D_f / hold-out", "recovered",
     "accuracy: retain / forget / hold-out", "relearn", "U-LiRA", "shift", "cost × Retrain",
@@ -56,35 +55,10 @@ def _table(setting: Setting, *, out: Path) -> str:
         records = records_of(setting, request, method, folder=folder)
         cells = ["not run"] * (len(columns) - 1) if row is None else _cells(row, records, reference, request)
         lines.append("| " + " | ".join([label_text(method), *cells]) + " |")
-    lines += ["", _nearest_text(setting, request, folder=folder)]
+    lines += ["", nearest_text(setting, folder=folder)]
     missing = [each.label for each in tuned_methods() if not tuning_file(request, each.label, out).exists()]
     left_out = f"Not tuned yet: {', '.join(missing)}. A baseline is left out until it is; our methods have their defaults."
     return "\n".join([*lines, "", *([left_out, ""] if missing else [])])
-
-
-def _nearest_text(setting: Setting, request: Request, *, folder: Path) -> str:
-    """Which rows come nearest to Retrain, by what they cost and need: the larger of both distances to other seeds decides."""
-    found = []
-    for method in setting.methods:
-        row = row_of(setting, request, method, folder=folder)
-        places = [] if row is None else [multiple(row, "others", place).mean for place in PLACES]
-        cost = None if row is None else row.ratio_with_rows.mean
-        if method.method not in ("full", "retrain") and places and None not in places and cost is not None:
-            found.append((max(place for place in places if place is not None), cost, method))
-    parts = []
-    for words, chosen in (
-        ("of all", found),
-        *((f"below {share} of a Retrain", [each for each in found if each[1] < share]) for share in (0.5, 0.25, 0.03)),
-        ("of the baselines", [each for each in found if not is_own(each[2])]),
-        (
-            "of the baselines that need no record",
-            [each for each in found if not is_own(each[2]) and "trace" not in METHODS[each[2].method].needs],
-        ),
-    ):
-        if chosen:
-            distance, cost, method = min(chosen, key=lambda each: each[0])
-            parts.append(f"{words} `{method.label}` ({distance:.2f} ×, cost {cost:.{3 if cost < 0.1 else 2}f})")
-    return f"Nearest, by the larger of the two distances to other seeds: {'; '.join(parts)}." if parts else ""
 
 
 def label_text(method: MethodRow) -> str:
@@ -93,11 +67,6 @@ def label_text(method: MethodRow) -> str:
         "fast-ntk-ridge": "fast-ntk-ridge (the paper's equation)",
         "fast-ntk": "fast-ntk (softmax form, ours)",
     }.get(method.label, method.label)
-
-
-def is_own(method: MethodRow) -> bool:
-    """Whether a row is of our methods."""
-    return method.method in {each.method for each in OWN}
 
 
 def _spread_text(setting: Setting, request: Request, *, folder: Path) -> str:
@@ -131,15 +100,6 @@ def _cells(row: Row, records: list[Record], reference: list[Record], request: Re
 def multiple_text(row: Row, kind: str) -> str:
     """A distance on D_f / hold-out in units of the spread, ± over seeds."""
     return " / ".join(figure_text(multiple(row, kind, place), 2) for place in PLACES)
-
-
-def multiple(row: Row, kind: str, place: str) -> Figure:
-    """A distance in units of the spread; ``kind`` is "same" or "others"."""
-    figure: Figure = getattr(row, kind)[place]
-    unit = row.spread[place].mean
-    if figure.mean is None or not unit:
-        return Figure(None)
-    return Figure(figure.mean / unit, None if figure.std is None else figure.std / unit, figure.count)
 
 
 def _told_apart(test: Attack | None, models: int) -> str:

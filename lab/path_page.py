@@ -17,6 +17,7 @@ from fastntk.reproduce.summary import Figure
 from lab.augmented import OwnSetting
 from lab.chain import record_file
 from lab.chain_page import chain_text
+from lab.comparison_nearest import head_text
 from lab.path_rows import FULL, RETRAIN, PathRecords, PathRow, Relearn
 from lab.path_targets import target_lines
 from lab.provenance import provenance, stored
@@ -84,6 +85,7 @@ def path_page(
         TARGETS,
         *target_lines(everything),
         "",
+        head_text(out),
     ]
     parts.append(_recording(out / "bench" / "trace.json"))
     parts += [_setting(each, out=out) for each in records]

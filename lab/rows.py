@@ -123,3 +123,12 @@ def _seconds(record: Record) -> float:
 def _verdict(record: Record) -> str | None:
     verdict = record["audit"]["details"].get("validity", {}).get("verdict")
     return None if verdict in (None, "ok") else f"{verdict} (seed {record['seed']})"
+
+
+def multiple(row: Row, kind: str, place: str) -> Figure:
+    """A distance in units of the spread; ``kind`` is "same" or "others"."""
+    figure: Figure = getattr(row, kind)[place]
+    unit = row.spread[place].mean
+    if figure.mean is None or not unit:
+        return Figure(None)
+    return Figure(figure.mean / unit, None if figure.std is None else figure.std / unit, figure.count)

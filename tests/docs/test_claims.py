@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from lab.comparison import BASELINES, BUDGET, comparison
-from lab.comparison_page import multiple
 from lab.path_rows import PathRecords
 from lab.path_targets import BEST
-from lab.rows import Row, row_of
+from lab.rows import Row, multiple, row_of
 from lab.settings import EXPERIMENTS
 from torch import nn
 from torch.utils.data import DataLoader
