@@ -1,15 +1,15 @@
-"""Which rows are nearest to Retrain: the sentence names the least distance of every group, and the baselines that beat a depth."""
+"""Which rows are nearest to Retrain: the least distance of every group, and the baselines that beat a depth."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from lab import comparison_nearest as module
 from lab.comparison import PATH_ROWS, comparison
 from lab.comparison_nearest import Reached, head_text, nearest_text
 
 from fastntk.reproduce.setting import MethodRow
+from lab import comparison_nearest as module
 
 ROWS = [
     Reached(2.0, 0.01, PATH_ROWS[0]),
