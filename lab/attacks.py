@@ -60,7 +60,7 @@ OURS = (
     MethodRow("path-replay, all", "path-replay", {"depth": "all"}),
     SURROGATE,
 )
-TUNED = ("fine-tune", "neggrad+", "scrub")
+TUNED = ("fine-tune", "neggrad+", "scrub", "deltagrad")
 RESAMPLED = (FULL, FAST_NTK, REPLAY, SURROGATE)
 RESAMPLED_NAME = "resampled"
 TARGETS = 10

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
+from lab.attacks import FOLDER, SCHEMA, SETTING
 from lab.path_rows import FULL, PathRecords, PathRow
 from lab.path_targets import BEST
 
@@ -18,6 +20,16 @@ SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """By setting, what it is and which depths are shown."""
 DEPTHS = {BEST: "best"}
+ATTACKED = {
+    "`head`": "path-replay, head",
+    "`auto`": "path-replay, auto",
+    "`best`": "path-replay, best",
+    "DeltaGrad": "deltagrad",
+    "NegGrad+": "neggrad+",
+    "nothing done": "full",
+    "Retrains against Retrains": "Retrain",
+}
+"""By what the sentence calls them, rows of the attacks with many models."""
 COLUMNS = (
     "training",
     "forget",
@@ -50,9 +62,28 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
         "between two of those; a Retrain is at 1×, but being there does not say that nothing tells the two apart. *U-LiRA*: "
         "how well a test of each forgotten image tells the row's models from Retrains (0.5: not at all), ± its standard error, "
         "with the models a side; *Retrain itself* is the null. *Shift*: of the log-odds of forgotten images, in Retrain's "
-        "standard deviations. With few models both are rough: [more of them](docs/results-attacks.md)."
+        "standard deviations."
     )
-    return "\n".join([*lines, "", note]) + "\n"
+    return "\n".join([*lines, "", note, *_more_models(out)]) + "\n"
+
+
+def _more_models(out: Path) -> list[str]:
+    """U-LiRA with more models, which the table has too few of: a sentence for every request that was run."""
+    found = []
+    for request in SETTING.requests:
+        path = out / FOLDER / f"{request.name}.json"
+        if path.exists():
+            record = read_record(path, schema=SCHEMA)
+            shown = {name: record["rows"][label]["u_lira"] for name, label in ATTACKED.items() if label in record["rows"]}
+            areas = ", ".join(f"{name} {each['auc']:.2f} ± {each['standard_error']:.2f}" for name, each in shown.items())
+            found.append(f"{request.title} ({record['models']} models a side): {areas}")
+    if not found:
+        return []
+    return [
+        "",
+        f"With few models U-LiRA and shift are rough. With more of them, ResNet-20, {SETTING.images_per_class} images a class, "
+        f"U-LiRA on {'; on '.join(found)} ([all rows](docs/results-attacks.md)).",
+    ]
 
 
 def _rows(records: PathRecords, request: Request, depths: Sequence[str]) -> list[list[str]]:
