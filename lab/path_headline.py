@@ -24,7 +24,6 @@ ATTACKED = {
     "`head`": "path-replay, head",
     "`auto`": "path-replay, auto",
     "`best`": "path-replay, best",
-    "DeltaGrad": "deltagrad",
     "NegGrad+": "neggrad+",
     "nothing done": "full",
     "Retrains against Retrains": "Retrain",
