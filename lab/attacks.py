@@ -61,8 +61,8 @@ OURS = (
     SURROGATE,
 )
 TUNED = ("fine-tune", "neggrad+", "scrub")
-"""Not ``deltagrad``: its options were chosen for 320 steps, with 50 to 100 of them computed first; of the 100 steps here they would
-compute three quarters or all, which is Retrain."""
+"""Not ``deltagrad``: its options were chosen for 320 steps, with 50 to 100 of them computed first; of the 100 steps here they
+would compute three quarters or all, which is Retrain."""
 RESAMPLED = (FULL, FAST_NTK, REPLAY, SURROGATE)
 RESAMPLED_NAME = "resampled"
 TARGETS = 10

@@ -32,9 +32,9 @@ attacks` makes the records that are missing. What the figures mean: [metrics.md]
 - *KLoM*: histogram of {bins} bins as in the reference evaluation, which has {reference} models a side; *apart*: {saturated:.0f} %
   or more of the samples have no common bin. *Gaussian*: KL divergence of normal distributions with the same means and variances,
   median.
-- Baselines have the options that were tuned for [comparison.md](comparison.md), on 100 images a class. `deltagrad` is not here: of
-  the few steps of these small trainings its options would compute three quarters (random) or all of them (class), and all is
-  Retrain.
+- Baselines have the options that were tuned for [comparison.md](comparison.md), on 100 images a class. `deltagrad` is not here:
+  of the few steps of these small trainings its options would compute three quarters (random) or all of them (class), and all
+  is Retrain.
 """
 SEED_ONLY = """*Seed-only*: all models have the same data, forget set and weights before fine-tuning. Unlearned models are made
 from fine-tunings with the seeds 0 to {last}, and compared with Retrains of other seeds, which share no batches with them.
