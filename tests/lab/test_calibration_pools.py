@@ -90,7 +90,7 @@ def test_a_pool_is_run_and_its_page_counts_independent_models(measured: Path) ->
     write_record(measured / "other" / FOLDER / "report.json", record | {"pool": "report"})
     page = calibration_page(measured / "other")
     bound = math.floor(1000 * lower_bound(len(seeds) - len(failed), len(seeds))) / 10
-    assert f"{seen}: that shows that at least {bound:.1f} % pass, not more.**" in page
+    assert f"{seen}: that shows that at least {bound:.1f} % pass in every draw, not more.**" in page
     assert "takes 59 without a failure" in page
 
 
@@ -171,10 +171,15 @@ def test_records_that_do_not_name_their_candidates_claim_no_more_than_they_show(
     path = tmp_path / FOLDER / "report.json"
     write_record(path, record | {"rows": [row]})
     page = calibration_page(tmp_path)
-    assert "7 independent seeds (1 request, 200 draws), 0 failed: that shows that at least 65.1 % pass, not more." in page
+    assert "**Genuine Retrains pass in 100.0 % of 200 audits**" in page
+    assert (
+        "7 independent seeds (1 request, 200 draws), 0 failed: that shows that at least 65.1 % pass in every draw, not more."
+        in page
+    )
     assert "1 name no digest of their code" in page
-    assert page.count("Not run.") == 2
+    assert page.count("Not run with the present rules.") == 2
     write_record(path, record | {"rows": [row | {"levels": {"like retrain": 190, "memory left": 10}}]})
+    assert "**Genuine Retrains pass in 100.0 % of 200 audits**" in page
     assert "7 independent seeds (1 request, 200 draws); how many of them failed was not recorded." in calibration_page(tmp_path)
     write_record(path, record | {"rows": []})
     assert "No genuine Retrain was judged." in calibration_page(tmp_path)
