@@ -93,8 +93,8 @@ def _limits() -> str:
 def _pool(record: Row) -> str:
     """How many genuine Retrains pass, then what every candidate got."""
     rows: Sequence[Row] = record["rows"]
-    genuine = [row for row in rows if row["candidate"] == "retrain"]
-    lines = [*_passed(genuine), _headline(genuine, chosen_on=record["pool"] == CHOSEN_ON), ""]
+    genuine, chosen_on = [row for row in rows if row["candidate"] == "retrain"], record["pool"] == CHOSEN_ON
+    lines = [*([] if chosen_on else _passed(genuine)), _headline(genuine, chosen_on=chosen_on), ""]
     if not record["complete"]:
         lines += ["Not complete: made from the models that were trained and measured by then.", ""]
     others = sorted({row["others"] for row in rows})
@@ -103,7 +103,7 @@ def _pool(record: Row) -> str:
         lines += [
             f"### {_title(own[0], title)}",
             "",
-            "Share of draws “like retrain” / “differs” / “memory left”, per cent.",
+            "Share of draws “like retrain” / “differs” / “memory left”, per cent; what is missing to 100 “cannot be told”.",
             "",
             "| candidate | " + " | ".join(f"R = {count}" for count in others) + " | draws | models | Retrains |",
             "|" + " --- |" * (4 + len(others)),
@@ -139,19 +139,9 @@ def _headline(genuine: Sequence[Row], *, chosen_on: bool) -> str:
     requests = len({row["request"] for row in genuine})
     draws = sum(row["draws"] for row in genuine)
     behind = f"{requests} {'request' if requests == 1 else 'requests'}, {draws} draws"
-    if not all("failed" in row for row in genuine):
-        return _older_headline(genuine, behind, chosen_on=chosen_on)
     seeds = {seed for row in genuine for seed in row["candidates"]}
     failed = {seed for row in genuine for seed in row["failed"]}
     return _bound_text(len(seeds), len(failed), behind, chosen_on=chosen_on)
-
-
-def _older_headline(genuine: Sequence[Row], behind: str, *, chosen_on: bool) -> str:
-    """Of records that do not name the candidates: their seeds are at least as many as a request has."""
-    count = max(row["models"] for row in genuine)
-    if all(row["levels"].get(PASSED, 0) == row["draws"] for row in genuine):
-        return _bound_text(count, 0, behind, chosen_on=chosen_on)
-    return f"**Genuine Retrains: {count} independent seeds ({behind}); how many of them failed was not recorded.**"
 
 
 def _bound_text(count: int, failed: int, behind: str, *, chosen_on: bool) -> str:

@@ -155,14 +155,13 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
         others = [
             _unlearned(run, "retrain", {**request, "seed": retrain.details["seed"] + count}, None) for count in range(1, RETRAINS)
         ]
+        retrains, cache = [retrain, *others], PredictionCache()
+        audits = {REPORTED: evidence_step(results[REPORTED], retrains, holdout, cache, folder=folder / name)}
+        for label in (label for label in methods if label not in (REPORTED, "retrain")):
+            audits[label] = _short_audit(results[label], retrains, holdout, cache)
         shared = {label: linearisation.seconds if label in TANGENT else 0.0 for label in results}
-        rows = forget_rows(results, [retrain, *others], holdout, shared=shared)
-        cache = PredictionCache()
-        verdict = evidence_step(results[REPORTED], [retrain, *others], holdout, cache, folder=folder / name)
-        for row in rows:
-            result = results[row["method"]]
-            row["verdict"] = verdict if row["method"] == REPORTED else _verdict(result, [retrain, *others], holdout, cache)
-        forgotten = len(results[REPORTED].forgotten)
+        rows = forget_rows(results, audits, holdout, shared=shared)
+        verdict, forgotten = audits[REPORTED]["verdict"]["level"], len(retrain.forgotten)
         entries.append({"title": title, "forget": forgotten, "retrains": RETRAINS, "rows": rows, "verdict": verdict})
     return entries
 
@@ -175,13 +174,11 @@ def _unlearned(run: Run, label: str, request: dict[str, Any], linearisation: Any
     return unlearn(run, **request, **options, linearisation=linearisation if label in TANGENT else None)
 
 
-def _verdict(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache) -> str | None:
-    """A row's, from its predictions and losses alone; None for the reference itself."""
+def _short_audit(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache) -> dict[str, Any]:
+    """By predictions and losses alone."""
     from fastntk.auditing import audit
 
-    if result is retrains[0]:
-        return None
-    record = audit(
+    return audit(
         result.run,
         result,
         holdout=holdout,
@@ -191,11 +188,12 @@ def _verdict(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cac
         membership=False,
         predictions=cache,
     )
-    return str(record["verdict"]["level"])
 
 
-def evidence_step(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache, *, folder: Path) -> str:
-    """Save a result with its audit, the Retrains beside it, and its report; return the audit's verdict."""
+def evidence_step(
+    result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache, *, folder: Path
+) -> dict[str, Any]:
+    """Save a result with its audit, the Retrains beside it, and its report; return the audit."""
     from fastntk.auditing import audit
     from fastntk.report import write_report
     from fastntk.storage.results import save_result
@@ -204,7 +202,7 @@ def evidence_step(result: Unlearned, retrains: list[Unlearned], holdout: Samples
     record = audit(result.run, result, holdout=holdout, reference=retrains, relearn_cap=RELEARN_CAP, predictions=cache)
     (folder / AUDIT).write_text(jsonlib.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8")
     write_report(record, folder / REPORT)
-    return str(record["verdict"]["level"])
+    return record
 
 
 def single_images(output: Output, run: Run) -> list[str]:

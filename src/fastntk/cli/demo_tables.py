@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,53 +16,51 @@ RETRAIN, FULL = "retrain", "full"
 
 
 def forget_rows(
-    results: Mapping[str, Unlearned], retrains: Sequence[Unlearned], holdout: Samples, *, shared: Mapping[str, float]
+    results: Mapping[str, Unlearned], audits: Mapping[str, dict[str, Any]], holdout: Samples, *, shared: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """A row for each result; ``retrains``: of different seeds, the first with the run's own.
+    """A row for each result, Full first; ``audits``: of all but Retrain, which is their reference.
 
     ``distance`` is the mean total variation to the Retrains of other seeds, over the mean between two Retrains, by where it is
     taken; ``shared``: seconds to add to a method's own.
     """
-    import torch
+    from torch.nn.functional import cross_entropy
 
-    from fastntk.auditing.metrics import total_variation
+    from fastntk.auditing.metrics import margins
     from fastntk.training.network import predict
 
-    forgotten = retrains[0].forgotten
-    sets = {"forget": forgotten, "holdout": holdout}
-
-    def outputs(result: Unlearned) -> dict[str, Tensor]:
-        return {name: predict(result.model, samples.inputs).double() for name, samples in sets.items()}
-
-    trained = [outputs(retrain) for retrain in retrains]
-
-    def apart(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:
-        return {name: total_variation(first[name].softmax(1), second[name].softmax(1)) for name in sets}
-
-    def mean(distances: Sequence[dict[str, float]]) -> dict[str, float]:
-        return {name: sum(each[name] for each in distances) / len(distances) for name in sets}
-
-    spread = mean([apart(*pair) for pair in itertools.combinations(trained, 2)])
     seconds = {label: result.seconds + shared[label] for label, result in results.items()}
-    rows = []
+    forgotten = results[RETRAIN].forgotten
+    rows, before = [], None
     for label, result in results.items():
-        found = outputs(result)
-        distance = mean([apart(found, other) for other in trained[1:]])
+        outputs, unseen = (predict(result.model, samples.inputs).double() for samples in (forgotten, holdout))
+        losses = cross_entropy(outputs, forgotten.labels, reduction="none")
+        before = losses if before is None else before
         rows.append(
             {
                 "method": label,
                 "seconds": seconds[label],
                 "of_retrain": seconds[label] / seconds[RETRAIN],
-                **_accuracies(result, found["holdout"], holdout),
-                **_of_images(found["forget"], forgotten.labels, found["holdout"], holdout.labels),
-                "distance": {name: distance[name] / spread[name] if spread[name] else None for name in sets},
+                **_accuracies(result, unseen, holdout),
+                "forget_loss": float(losses.mean()),
+                "forget_margin": float(margins(outputs, forgotten.labels).mean()),
+                "forget_rank": _rank(losses, cross_entropy(unseen, holdout.labels, reduction="none")),
+                "rose": int((losses > before).sum()),
+                "distance": _distance(audits, label),
+                "verdict": audits[label]["verdict"]["level"] if label in audits else None,
             }
         )
-    before = torch.tensor(rows[0]["losses"])
-    for row in rows:
-        losses = torch.tensor(row.pop("losses"))
-        row["rose"] = int((losses > before).sum())
     return rows
+
+
+def _distance(audits: Mapping[str, dict[str, Any]], label: str) -> dict[str, float | None]:
+    """To the Retrains of other seeds; that of Retrain itself is in every audit, as pairs of Retrains."""
+    found = audits[label] if label in audits else next(iter(audits.values()))
+    distances, own = found["distances"], str(found["reference"]["seed"])
+    spread = distances["retrain_spread"]["total_variation"]
+    pairs = [pair["total_variation"] for seeds, pair in distances["retrain_pairs"].items() if own in seeds.split("-")]
+    others = [distances["other_seeds"]["total_variation"]] if label in audits else pairs
+    means = {place: sum(each[place] for each in others) / len(others) for place in spread}
+    return {place: means[place] / spread[place] if spread[place] else None for place in spread}
 
 
 def _accuracies(result: Unlearned, outputs: Tensor, holdout: Samples) -> dict[str, float]:
@@ -81,21 +78,9 @@ def _accuracies(result: Unlearned, outputs: Tensor, holdout: Samples) -> dict[st
     return shares
 
 
-def _of_images(outputs: Tensor, labels: Tensor, unseen: Tensor, unseen_labels: Tensor) -> dict[str, Any]:
-    """Loss and margin of the forgotten images, and their rank: the share of new images that are easier than one of them."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    losses = cross_entropy(outputs, labels, reduction="none")
-    others = cross_entropy(unseen, unseen_labels, reduction="none")
-    own = outputs.gather(1, labels[:, None]).squeeze(1)
-    margins = own - outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return {
-        "forget_loss": float(losses.mean()),
-        "forget_margin": float(margins.mean()),
-        "forget_rank": float((others[None, :] < losses[:, None]).double().mean()),
-        "losses": losses.tolist(),
-    }
+def _rank(losses: Tensor, others: Tensor) -> float:
+    """The share of new images that are easier than one of the forgotten ones, on average."""
+    return float((others[None, :] < losses[:, None]).double().mean())
 
 
 LIKE = {"like retrain": "yes", "differs from retrain": "differs", "memory left": "memory"}
@@ -119,7 +104,8 @@ def words_of(request: dict[str, Any]) -> str:
     cost = f"× Retrain: the time of the request over that of a Retrain ({seconds:.1f} s)"
     distance = (
         "Distance: to Retrains of other seeds, on the forgotten / on new images, in units of the distance between two of "
-        f"{request['retrains']} Retrains; Retrain itself is at about 1. Like Retrain: the audit's verdict."
+        f"{request['retrains']} Retrains; Retrain itself is at about 1. Like Retrain: an audit's verdict, of path-replay the "
+        "whole audit's, of the others by predictions and losses alone."
     )
     if KEPT in request["rows"][0]:
         return (
