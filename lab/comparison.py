@@ -24,7 +24,20 @@ from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
 from fastntk.reproduce.records import jsonable, read_record, write_record
-from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting, slug
+from fastntk.reproduce.setting import (
+    FAST_NTK,
+    FULL,
+    PATH_AUTO,
+    PATH_BEST,
+    PATH_HEAD,
+    REPLAY,
+    RETRAIN,
+    RIDGE,
+    MethodRow,
+    Request,
+    Setting,
+    slug,
+)
 from fastntk.unlearning.baseline_tuning import tune_baseline
 from fastntk.unlearning.registry import METHODS
 from fastntk.unlearning.rehearsal import Rehearsal, rehearse
@@ -67,16 +80,11 @@ class Tuned(NamedTuple):
 
 DAMPINGS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 PATH_ALL = MethodRow("path-replay, all", "path-replay", {"depth": "all"})
-PATH_BEST = MethodRow(
-    "path-replay, all, 2 checkpoints, corrected",
-    "path-replay",
-    {"depth": "all", "checkpoints": 2, "correction": 2, "exact": 2},
-)
 PATH_ROWS = (
-    MethodRow("path-replay, head", "path-replay", {"depth": "head"}),
+    PATH_HEAD,
     MethodRow("path-replay, last block", "path-replay", {"depth": 1}),
     MethodRow("path-replay, last stage", "path-replay", {"depth": 3}),
-    MethodRow("path-replay, auto", "path-replay", {"depth": "auto"}),
+    PATH_AUTO,
     PATH_ALL,
     PATH_BEST,
 )

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from fastntk.reproduce.plots import SETTINGS
 from fastntk.reproduce.records import setting_folder
-from fastntk.reproduce.setting import MethodRow, Setting
-from lab.comparison import PATH_BEST
+from fastntk.reproduce.setting import PATH_BEST, MethodRow, Setting
 from lab.comparison_nearest import is_own
 from lab.figure_labels import place_labels
 from lab.rows import multiple, row_of

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 
-STEP = {"resnet20": 1.7e-3, "mobilenetv2": 3e-3, "vit_small": 1.5e-2}
+STEP = {"resnet20": 1.7e-3, "resnet110": 7e-3, "mobilenetv2": 3e-3, "vit_small": 1.5e-2}
 """Seconds per image and training step, by how the model's name begins."""
-ROW = {"resnet20": 1e-3, "mobilenetv2": 2e-3, "vit_small": 8e-3}
+ROW = {"resnet20": 1e-3, "resnet110": 5e-3, "mobilenetv2": 2e-3, "vit_small": 8e-3}
 """Seconds per image and class of Jacobian rows."""
 UNKNOWN_STEP, UNKNOWN_ROW = 2e-2, 1e-2
 EPOCHS_TO_RELEARN = 25

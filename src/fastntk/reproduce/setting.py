@@ -195,5 +195,14 @@ RIDGE = MethodRow("fast-ntk-ridge", "fast-ntk", {"form": "ridge"})
 FAST_NTK = MethodRow("fast-ntk", "fast-ntk")
 REPLAY = MethodRow("tangent-replay", "tangent-replay")
 RETRAIN = MethodRow("retrain", "retrain")
-PAPER = (FULL, MAX_LOSS, RANDOM_LABEL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
-"""The paper's methods and ``tangent-replay``."""
+PATH_HEAD = MethodRow("path-replay, head", "path-replay", {"depth": "head"})
+PATH_AUTO = MethodRow("path-replay, auto", "path-replay", {"depth": "auto"})
+PATH_BEST = MethodRow(
+    "path-replay, all, 2 checkpoints, corrected",
+    "path-replay",
+    {"depth": "all", "checkpoints": 2, "correction": 2, "exact": 2},
+)
+WITHOUT_BEST = (FULL, MAX_LOSS, RANDOM_LABEL, RIDGE, FAST_NTK, REPLAY, PATH_HEAD, PATH_AUTO, RETRAIN)
+"""The paper's methods, ``tangent-replay``, and ``path-replay`` where rows of all parameters cost many passes."""
+PAPER = (*WITHOUT_BEST[:-1], PATH_BEST, RETRAIN)
+"""The same with the deepest ``path-replay``."""
