@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastntk.reproduce.compare import Comparison
+from fastntk.reproduce.setting import PATH_AUTO, PATH_BEST, PATH_HEAD
 
 ZERO, CLOSE, SHORT = 0.5, 2.5, 0.9
 """Forget accuracy counts as 0 below this; accuracies are close within so many points; relearning as long from this share on."""
@@ -80,9 +81,10 @@ RIVALS = "what Max Loss and Random Label leave depends on their step and epochs,
 
 
 def checks() -> tuple[Check, ...]:
-    """The paper's pattern, for its equation (1), for our default form of it, and for tangent replay."""
+    """The paper's pattern, for its equation (1), for our default form of it, for tangent replay and for path replay."""
     pattern: list[Check] = []
-    for method in ("fast-ntk-ridge", "fast-ntk", "tangent-replay"):
+    paths = [row.label for row in (PATH_HEAD, PATH_AUTO, PATH_BEST)]
+    for method in ("fast-ntk-ridge", "fast-ntk", "tangent-replay", *paths):
         why = {"fast-ntk-ridge": RIDGE, "fast-ntk": REGRESSION}.get(method, "")
         pattern += [
             Check(method, f"accuracy on D_f is 0 (below {ZERO} %)", _zero, why),

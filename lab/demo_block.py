@@ -1,4 +1,4 @@
-"""The demo's tables in the README, from the record that ``make demo`` wrote on a quiet machine: ``results/demo/demo.json``."""
+"""The demo's tables on the start page, from the record that ``make demo`` wrote: ``results/demo/demo.json``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastntk.reproduce.setting import MethodRow, Request, Setting
-from fastntk.reproduce.summary import SETS, Figure, Record, accuracy, distance, read_records, relearning
+from fastntk.reproduce.summary import (
+    SETS,
+    Figure,
+    Record,
+    accuracy,
+    between_retrains,
+    cost_ratio,
+    distance,
+    read_records,
+    relearning,
+    to_other_retrains,
+)
 
 PLACES = ("forget", "holdout")
 
@@ -74,12 +85,12 @@ def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Pat
         cap=relearned[0].cap,
         recovered=Figure.of(distance(record, "same_seed", "recovered") for record in records),
         same={place: Figure.of(distance(record, "same_seed", total, place) for record in records) for place in PLACES},
-        others={place: Figure.of(_others(record, place) for record in records) for place in PLACES},
-        spread={place: Figure.of(_between_retrains(records[0], place)) for place in PLACES},
+        others={place: Figure.of(to_other_retrains(record, place) for record in records) for place in PLACES},
+        spread={place: between_retrains(records[0], place) for place in PLACES},
         weight_distance=Figure.of(distance(record, "same_seed", "weights") for record in records),
         seconds=Figure.of(_seconds(record) for record in records),
-        ratio_with_rows=Figure.of(_ratio(record, "with_rows") for record in records),
-        ratio_without_rows=Figure.of(_ratio(record, "without_rows") for record in records),
+        ratio_with_rows=Figure.of(cost_ratio(record, "with_rows") for record in records),
+        ratio_without_rows=Figure.of(cost_ratio(record, "without_rows") for record in records),
         uses_rows=any(record["timings"]["rows"] for record in records),
         verdicts=tuple(sorted({str(verdict) for record in records if (verdict := _verdict(record))})),
     )
@@ -91,21 +102,6 @@ def _relearn_ratio(records: Sequence[Record]) -> float | None:
         return None
     ours, theirs = (sum(epochs.epochs for epochs in side if epochs is not None) for side in zip(*pairs))
     return ours / theirs if theirs > 0 else None
-
-
-def _others(record: Record, place: str) -> float | None:
-    """The mean distance to the Retrains of other seeds."""
-    seeds = [seed for seed in record["audit"]["distances"].get("by_seed", {}) if seed != str(record["seed"])]
-    return Figure.of(distance(record, "by_seed", seed, "total_variation", place) for seed in seeds).mean
-
-
-def _between_retrains(record: Record, place: str) -> list[float | None]:
-    pairs = record["audit"]["distances"].get("retrain_pairs", {})
-    return [distance(record, "retrain_pairs", pair, "total_variation", place) for pair in pairs]
-
-
-def _ratio(record: Record, kind: str) -> float:
-    return float(record["timings"]["ratio_to_retrain"]["cpu"][kind])
 
 
 def _gap(record: Record, name: str) -> float:

@@ -1,10 +1,11 @@
 """The experiments of this project: settings as data, cheapest and most telling first.
 
-``UNLEARNING`` is reported; it shares settings and records with the paper's tables (:mod:`fastntk.reproduce.cells`).
-``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9), other seeds (100 and up), another random
-draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time. ``PATH`` replays recorded fine-tunings to
-several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time, ``AUGMENTED`` (:mod:`lab.augmented`) for a
-training loop of one's own, ``CHAIN`` (:mod:`lab.chain`) in requests that follow one another.
+``UNLEARNING`` is reported; it shares settings and records with the paper's tables (:mod:`fastntk.reproduce.cells`). ``LENGTH``
+trains the paper's networks for fewer epochs. ``DEVELOPMENT`` is where variants and defaults are chosen: other classes (7 to 9),
+other seeds (100 and up), another random draw. No setting of one appears in the other. ``SINGLE`` removes one image at a time.
+``PATH`` replays recorded fine-tunings to several depths (:mod:`lab.path`), ``SINGLE_PATH`` does that for one image at a time,
+``AUGMENTED`` (:mod:`lab.augmented`) for a training loop of one's own, ``CHAIN`` (:mod:`lab.chain`) in requests that follow one
+another.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastntk.reproduce.cells import MOBILENET, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20
+from fastntk.reproduce.cells import MOBILENET, RESNET, RESNET_200, RESNET_500, VIT, VIT_50X20, cells_of
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting
 from lab.augmented import AUGMENTED
 
 CORE = (FULL, RIDGE, FAST_NTK, REPLAY, RETRAIN)
 REQUESTS = (Request("class", 0), Request("class", 3), Request("random", 0.1, draw_seed=0))
 
-UNLEARNING: tuple[Setting, ...] = (
-    replace(RESNET, requests=REQUESTS, methods=CORE),
-    *(replace(setting, methods=CORE) for setting in (RESNET_200, MOBILENET, RESNET_500, VIT, VIT_50X20)),
+OF_TABLES = {cell.setting.name: cell.setting for table in ("table1", "table2") for cell in cells_of(table, real=False)}
+UNLEARNING: tuple[Setting, ...] = tuple(
+    replace(setting, requests=REQUESTS if name == RESNET.name else setting.requests, methods=CORE)
+    for name, setting in sorted(OF_TABLES.items(), key=lambda item: (item[1].model, item[1].images_per_class or 0))
+)
+
+LENGTHS = (5, 10)
+"""Epochs of trainings shorter than the tables'."""
+LENGTH: tuple[Setting, ...] = tuple(
+    replace(
+        OF_TABLES[name],
+        name=f"{name}-{epochs}epochs",
+        recipe=replace(OF_TABLES[name].recipe, epochs=epochs),
+        methods=(FULL, RETRAIN),
+    )
+    for name in ("mobilenetv2-100", "resnet110-100")
+    for epochs in LENGTHS
 )
 
 VARIANTS = (
@@ -132,6 +147,7 @@ SINGLE_PATH: tuple[Setting, ...] = (
 
 EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
     "unlearning": UNLEARNING,
+    "length": LENGTH,
     "development": DEVELOPMENT,
     "single": SINGLE,
     "path": PATH,

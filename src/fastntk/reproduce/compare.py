@@ -14,16 +14,29 @@ from fastntk.reproduce import paper
 from fastntk.reproduce.cells import Cell
 from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import FULL
-from fastntk.reproduce.summary import Figure, Record, accuracy, distance, is_probed, probe, read_records, relearning
+from fastntk.reproduce.summary import (
+    Figure,
+    Record,
+    accuracy,
+    between_retrains,
+    cost_ratio,
+    distance,
+    is_probed,
+    probe,
+    read_records,
+    relearning,
+    to_other_retrains,
+)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a table: its name in words and the published metric it stands beside."""
+    """A figure of a table: its name in words and the published metric it stands beside, None where the paper has none."""
 
     key: str
     title: str
-    published: str
+    published: str | None
+    digits: int = 2
 
 
 ACCURACIES = (
@@ -32,6 +45,13 @@ ACCURACIES = (
     Metric("holdout", "accuracy on hold-out", "accuracy_holdout"),
 )
 RELEARN = Metric("relearn", "relearning epochs", "relearn_epochs")
+COST = Metric("cost", "cost, × Retrain", None, digits=3)
+DISTANCES = (
+    Metric("distance.forget", "to Retrains of other seeds, × spread, D_f", None),
+    Metric("distance.holdout", "to Retrains of other seeds, × spread, hold-out", None),
+)
+OWN = (COST, *DISTANCES)
+"""Which the paper does not have: CPU seconds of a first request, and total variation, in units of two Retrains' distance."""
 PROBES = (
     Metric("linear_probe.retain", "linear probe on D_r", "probe_accuracy_retain"),
     Metric("linear_probe.forget", "linear probe on D_f", "probe_accuracy_forget"),
@@ -97,7 +117,7 @@ def compare(table: str, cells: Sequence[Cell], *, out: Path) -> tuple[Comparison
     for cell in sorted(cells, key=lambda cell: (cell.column, cell.real)):
         folder = setting_folder(out, cell.setting.name)
         entries = (_probe_entries if cell.probed else _entries)(cell, published, folder)
-        metrics = PROBES if cell.probed else (*ACCURACIES, RELEARN)
+        metrics = PROBES if cell.probed else (*ACCURACIES, RELEARN, *OWN)
         comparisons.append(Comparison(table, published.columns[cell.column], cell, metrics, tuple(entries)))
     return tuple(comparisons)
 
@@ -106,11 +126,13 @@ def _entries(cell: Cell, published: paper.PublishedTable, folder: Path) -> Itera
     for row in cell.methods:
         # Extra Retrains serve the seed-to-seed spread: here each method has the seeds of the runs.
         records = read_records(cell.setting.seeds, cell.request, row, folder=folder)
-        theirs = {m.key: published.figure(m.published, row.label, cell.column) for m in (*ACCURACIES, RELEARN)}
+        theirs = {m.key: _published(published, m, row.label, cell.column) for m in (*ACCURACIES, RELEARN, *OWN)}
         ours = {m.key: _mean([_percent(accuracy(record, m.key)) for record in records]) for m in ACCURACIES}
         recovered = Figure.of(distance(record, "same_seed", "recovered") for record in records).mean
         known = [record for record in records if accuracy(record, "retain") is not None]
-        yield Entry(row.label, len(known), len(cell.setting.seeds), ours | {RELEARN.key: _relearned(known)}, theirs, recovered)
+        ours |= {RELEARN.key: _relearned(known), COST.key: _mean([cost_ratio(record, "with_rows") for record in known])}
+        ours |= {m.key: _mean([_multiple(record, m.key.partition(".")[2]) for record in known]) for m in DISTANCES}
+        yield Entry(row.label, len(known), len(cell.setting.seeds), ours, theirs, recovered)
 
 
 UNTRAINED_MODELS = {"pre-trained": "pretrained", "random-init": "random"}
@@ -125,9 +147,19 @@ def _probe_entries(cell: Cell, published: paper.PublishedTable, folder: Path) ->
         records = read_records(seeds, cell.request, FULL if label in UNTRAINED_MODELS else rows[label], folder=folder)
         model = UNTRAINED_MODELS.get(label, "unlearned")
         records = [record for record in records if is_probed(record, model)]
-        theirs = {metric.key: published.figure(metric.published, label, cell.column) for metric in PROBES}
+        theirs = {metric.key: _published(published, metric, label, cell.column) for metric in PROBES}
         ours = {metric.key: _probed(records, model, *metric.key.split(".")) for metric in PROBES}
         yield Entry(label, len(records), len(seeds), ours, theirs)
+
+
+def _published(table: paper.PublishedTable, metric: Metric, label: str, column: int) -> paper.Published | None:
+    return None if metric.published is None else table.figure(metric.published, label, column)
+
+
+def _multiple(record: Record, place: str) -> float | None:
+    """The distance to Retrains of other seeds, in units of that between two of them."""
+    away, spread = to_other_retrains(record, place), between_retrains(record, place).mean
+    return None if away is None or not spread else away / spread
 
 
 def _relearned(records: Sequence[Record]) -> Ours | None:

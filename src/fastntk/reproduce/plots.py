@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastntk.reproduce.compare import Comparison, Metric
+from fastntk.reproduce.setting import PATH_AUTO, PATH_BEST, PATH_HEAD
 from fastntk.reproduce.tables import Table
 
 COLOURS = {
     "full": "#7f7f7f", "max-loss": "#d62728", "random-label": "#ff7f0e", "fast-ntk-ridge": "#aec7e8", "fast-ntk": "#1f77b4",
-    "tangent-replay": "#17a398", "retrain": "#111111", "pre-trained": "#9467bd", "random-init": "#c49c94",
+    "tangent-replay": "#17a398", PATH_HEAD.label: "#98df8a", PATH_AUTO.label: "#2ca02c", PATH_BEST.label: "#14560f",
+    "retrain": "#111111", "pre-trained": "#9467bd", "random-init": "#c49c94",
 }  # fmt: skip
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fastntk",
@@ -31,7 +33,7 @@ def plot(table: Table, comparisons: Sequence[Comparison], *, kind: str) -> bytes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    metrics = comparisons[0].metrics
+    metrics = [metric for metric in comparisons[0].metrics if metric.published is not None]
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(1.2 + 1.5 * len(comparisons), 2.1 * len(metrics)), layout="constrained")
         FigureCanvasAgg(figure)

@@ -67,6 +67,23 @@ def distance(record: Record, *names: str) -> float | None:
     return _number(record, "distances", *names)
 
 
+def to_other_retrains(record: Record, place: str) -> float | None:
+    """The mean total variation to the Retrains of other seeds, on ``forget`` or ``holdout``."""
+    seeds = [seed for seed in record["audit"]["distances"].get("by_seed", {}) if seed != str(record["seed"])]
+    return Figure.of(distance(record, "by_seed", seed, "total_variation", place) for seed in seeds).mean
+
+
+def between_retrains(record: Record, place: str) -> Figure:
+    """The total variation between two Retrains of different seeds: their spread."""
+    pairs = record["audit"]["distances"].get("retrain_pairs", {})
+    return Figure.of(distance(record, "retrain_pairs", pair, "total_variation", place) for pair in pairs)
+
+
+def cost_ratio(record: Record, kind: str) -> float:
+    """CPU seconds over Retrain's, ``with_rows`` or ``without_rows``."""
+    return float(record["timings"]["ratio_to_retrain"]["cpu"][kind])
+
+
 def attack(record: Record, name: str) -> float | None:
     """A figure of the population attack on the unlearned model."""
     return _number(record, "membership", "population", "unlearned", name)

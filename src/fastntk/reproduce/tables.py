@@ -43,7 +43,8 @@ def table_of(name: str, comparisons: Sequence[Comparison]) -> Table:
 def _block(comparison: Comparison) -> Block:
     cell = comparison.cell
     ours = "ours (stand-in)" if cell.stand_in else "ours"
-    groups = [("", ("method", "seeds")), *((m.title, (ours, "paper", "difference")) for m in comparison.metrics)]
+    columns = {True: (ours, "paper", "difference"), False: (ours,)}
+    groups = [("", ("method", "seeds")), *((m.title, columns[m.published is not None]) for m in comparison.metrics)]
     rows = tuple((entry.label, _seeds(entry), *_figures(entry, comparison.metrics)) for entry in comparison.entries)
     return Block(heading(comparison), _remarks(comparison), tuple(groups), rows)
 
@@ -77,12 +78,12 @@ def _figures(entry: Entry, metrics: Sequence[Metric]) -> list[str]:
     cells = []
     for metric in metrics:
         ours, theirs = entry.ours[metric.key], entry.published[metric.key]
-        text = MISSING if not entry.seeds else our_text(ours)
-        cells += [text, paper_text(theirs), difference(ours, theirs)]
+        cells.append(MISSING if not entry.seeds else our_text(ours, digits=metric.digits))
+        cells += [] if metric.published is None else [paper_text(theirs), difference(ours, theirs)]
     return cells
 
 
-def our_text(ours: Ours | None) -> str:
+def our_text(ours: Ours | None, *, digits: int = 2) -> str:
     """A figure of ours."""
     if ours is None or ours.figure.mean is None:
         return NONE
@@ -90,8 +91,8 @@ def our_text(ours: Ours | None) -> str:
         return f">{ours.cap}"
     if ours.censored:
         return f"≥ {ours.figure.mean:.2f} ({ours.censored} of {ours.figure.count} >{ours.cap})"
-    spread = "" if ours.figure.std is None else f" ± {ours.figure.std:.2f}"
-    return f"{ours.figure.mean:.2f}{spread}"
+    spread = "" if ours.figure.std is None else f" ± {ours.figure.std:.{digits}f}"
+    return f"{ours.figure.mean:.{digits}f}{spread}"
 
 
 def paper_text(theirs: Published | None) -> str:
