@@ -271,8 +271,7 @@ def documents(name: str, *, out: Path, docs: Path, readme: Path) -> dict[Path, b
         from lab.demo_block import MARKS as DEMO_MARKS
         from lab.demo_block import demo_block
 
-        start = docs / "start.md"
-        return {start: filled(start.read_text("utf-8"), demo_block(out), marks=DEMO_MARKS).encode()}
+        return {readme: filled(readme.read_text("utf-8"), demo_block(out), marks=DEMO_MARKS).encode()}
     if name == "development":
         return {docs / "results-development.md": development_page(EXPERIMENTS[name], out=out).encode()}
     if name == "tables":

@@ -47,8 +47,7 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     block = path_headline((*PATH, AUGMENTED), out=results)
     assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
     assert filled(readme, block, marks=PATH_MARKS) == readme
-    start = (ROOT / "docs" / "start.md").read_text("utf-8")
-    assert filled(start, demo_block(results), marks=DEMO_MARKS) == start
+    assert filled(readme, demo_block(results), marks=DEMO_MARKS) == readme
     text = page(UNLEARNING, single=SINGLE, out=results)
     assert text == (ROOT / "docs" / "results-unlearning.md").read_text("utf-8")
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from committed import ROOT, committed
 from lab.agreement import agreement, probe_agreement
 from lab.expectation import expectation_table
+from lab.glance_table import glance_table
+from lab.length_table import length_table
 from lab.marks import filled
 from lab.parameters import VITS, convolutions, shares, transformer
 from lab.results_page import results_page
+from lab.settings import LENGTH
 
 from fastntk.models import build_model
 from fastntk.models.torchvision_ops import ensure_operators
 from fastntk.reproduce import paper
 from fastntk.reproduce.cells import cells_of
-from fastntk.reproduce.compare import ACCURACIES, PROBES, RELEARN, Comparison, Entry, Ours
+from fastntk.reproduce.compare import ACCURACIES, COST, DISTANCES, PROBES, RELEARN, Comparison, Entry, Ours
 from fastntk.reproduce.summary import Figure
 
 
@@ -64,14 +69,14 @@ def test_a_block_has_12_squares_and_not_11() -> None:
 
 def comparison(figures: dict[str, tuple[float, float, float, float]], *, censored: int = 0) -> Comparison:
     """ResNet-20's first cell with these retain, forget and hold-out accuracies and relearn epochs."""
-    cell = cells_of("table1", real=False)[0]
+    cell = next(cell for cell in cells_of("table1", real=False) if cell.model == "resnet20")
     published = paper.published_table("table1")
     metrics = (*ACCURACIES, RELEARN)
     entries = []
     for label, values in figures.items():
         ours: dict[str, Ours | None] = {m.key: Ours(Figure(value, 1.0, 3)) for m, value in zip(metrics, values)}
         ours["relearn"] = Ours(Figure(values[3], 1.0, 3), censored, 100)
-        theirs = {m.key: published.figure(m.published, label, cell.column) for m in metrics}
+        theirs = {m.key: published.figure(m.published, label, cell.column) for m in metrics if m.published}
         entries.append(Entry(label, 3, 5, ours, theirs, 0.4))
     return Comparison("table1", published.columns[cell.column], cell, metrics, tuple(entries))
 
@@ -107,10 +112,41 @@ def test_censored_relearning_is_not_judged() -> None:
     assert line(text, "| fast-ntk | relearning").split("|")[3].strip() == "–"
 
 
+def test_cells_at_a_glance() -> None:
+    """Cost and distances where they are known; a dash for what was not run, no line for a cell without records."""
+    known = comparison(GOOD)
+    own = {
+        COST.key: Ours(Figure(0.4321, 0.1, 3)),
+        **{m.key: Ours(Figure(value, 0.1, 3)) for m, value in zip(DISTANCES, (1.5, 1.25))},
+    }
+    none: dict[str, Ours | None] = dict.fromkeys([COST.key, *(m.key for m in DISTANCES)])
+    entries = tuple(replace(e, ours=e.ours | (own if e.label == "fast-ntk" else none)) for e in known.entries)
+    text = glance_table([replace(known, entries=entries), replace(known, entries=())])
+    header, rule, row = (each.strip("| ").split(" | ") for each in text.splitlines()[2:])
+    assert len(header) == len(rule) == len(row)
+    cells = dict(zip(header, row))
+    assert cells.pop("cell") == "ResNet-20, 10 × 100"
+    assert cells.pop("fast-ntk") == "0.432: 1.50 / 1.25"
+    assert set(cells.values()) == {"–"}
+
+
+def test_lengths_stand_beside_the_papers_figures(tmp_path: Path) -> None:
+    assert length_table(LENGTH, out=tmp_path) == "Not run yet.\n"
+    assert {setting.name for setting in LENGTH} >= {"resnet110-100-5epochs", "mobilenetv2-100-10epochs"}
+    source = committed(tmp_path / "committed") / "records" / "mobilenetv2-100"
+    for name in ("mobilenetv2-100", "mobilenetv2-100-5epochs"):
+        shutil.copytree(source, tmp_path / "records" / name)
+    header, rule, short, whole, papers = length_table(LENGTH, out=tmp_path).splitlines()
+    assert len({each.count("|") for each in (header, rule, short, whole, papers)}) == 1
+    assert short.startswith("| MobileNetV2 ×0.5 | 5 | 3 |")
+    assert whole == short.replace("| 5 |", "| 20 |", 1)
+    assert papers.startswith("| *the paper's MobileNetV2* | – | 5 | 74.42 ± 2.17 |")
+
+
 def test_the_probing_table_says_which_reading_fits() -> None:
     cell = cells_of("table3", real=False)[0]
     published = paper.published_table("table3")
-    theirs = {m.key: published.figure(m.published, "fast-ntk", cell.column) for m in PROBES}
+    theirs = {m.key: published.figure(m.published, "fast-ntk", cell.column) for m in PROBES if m.published}
     values = {"linear_probe.retain": 99.0, "linear_probe.forget": 98.0, "own_head.retain": 97.0, "own_head.forget": 0.0}
     entry = Entry("fast-ntk", 2, 2, {key: Ours(Figure(value, 0.0, 2)) for key, value in values.items()}, theirs)
     probed = Comparison("table3", published.columns[cell.column], cell, PROBES, (entry,))

@@ -215,13 +215,15 @@ def test_wrong_usage_is_refused(arguments: list[str], message: str, tmp_path: Pa
 
 def test_selection_by_options() -> None:
     names = lambda cells: [cell.setting.name for cell in cells]
-    assert names(select_cells("table1")) == ["resnet20-100", "resnet20-200", "resnet20-500", "mobilenetv2-100"]
+    networks, sizes = ("resnet20", "mobilenetv2", "resnet110"), (100, 200, 500)
+    assert names(select_cells("table1")) == [f"{network}-{images}" for network in networks for images in sizes]
     assert names(select_cells("table1", models=["mobilenetv2"], images_per_class=[200])) == ["mobilenetv2-200"]
-    assert names(select_cells("table1", models=["resnet110"], images_per_class=[100])) == ["real-resnet110-100"]
+    assert names(select_cells("table1", models=["resnet110"], images_per_class=[100])) == ["resnet110-100"]
+    assert names(select_cells("table2", models=["vit_tiny"], classes=[20])) == ["real-vit_tiny-imagenet-r-20x50"]
     assert names(select_cells("table2", classes=[50])) == ["vit-caltech-50x20"]
     assert len(select_cells("table2", real=True)) == 6
-    (cell,) = select_cells("table4", methods=["retrain", "full"])
-    assert [method.label for method in cell.setting.methods] == ["full", "retrain"]
+    (cell,) = select_cells("table4", methods=["retrain", "path-replay-head", "full"])
+    assert [method.label for method in cell.setting.methods] == ["full", "path-replay, head", "retrain"]
     with pytest.raises(InputError, match="not among"):
         select_cells("table2", classes=[20], images_per_class=[20])
 

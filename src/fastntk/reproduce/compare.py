@@ -111,10 +111,10 @@ class Comparison:
 
 
 def compare(table: str, cells: Sequence[Cell], *, out: Path) -> tuple[Comparison, ...]:
-    """One comparison a cell, in the order of the published columns."""
+    """One comparison a cell, in the order of the published columns; the paper's own network before one that stands in for it."""
     published = paper.published_table(table)
     comparisons = []
-    for cell in sorted(cells, key=lambda cell: (cell.column, cell.real)):
+    for cell in sorted(cells, key=lambda cell: (cell.column, cell.real, bool(cell.stand_in))):
         folder = setting_folder(out, cell.setting.name)
         entries = (_probe_entries if cell.probed else _entries)(cell, published, folder)
         metrics = PROBES if cell.probed else (*ACCURACIES, RELEARN, *OWN)

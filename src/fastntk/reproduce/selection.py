@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastntk.base.errors import InputError
 from fastntk.reproduce.cells import PROBED, Cell, cells_of
 from fastntk.reproduce.paper import TABLES
-from fastntk.reproduce.setting import PAPER, Setting
+from fastntk.reproduce.setting import PAPER, Setting, slug
 
 
 def select_cells(
@@ -99,9 +99,10 @@ def _matching(
 def _labels(table: str, methods: Sequence[str] | None) -> tuple[str, ...] | None:
     if methods is None:
         return None
-    known = PROBED if table == "table3" else [row.label for row in PAPER]
-    _refuse_unknown("methods", methods, known)
-    return tuple(methods)
+    # A label may have commas in it, which the command line parts a list by: it is chosen by its name in files.
+    known = {slug(label): label for label in (PROBED if table == "table3" else [row.label for row in PAPER])}
+    _refuse_unknown("methods", methods, list(known))
+    return tuple(known[name] for name in methods)
 
 
 def _refuse_unknown(what: str, wanted: Iterable[str | int], known: Sequence[str | int]) -> None:
