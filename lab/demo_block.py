@@ -12,8 +12,8 @@ RECORD = Path("demo") / "demo.json"
 
 NOTE = (
     "× Retrain: time of the request over a Retrain's. Loss, margin and rank: of the forgotten images, rank among new ones. "
-    "Distance: to Retrains of other seeds, on forgotten / new images, in units of two Retrains' distance. Like Retrain: the "
-    "audit's verdict. "
+    "Distance: to Retrains of other seeds, on forgotten / new images. Like Retrain: the verdict, of path-replay a whole audit's, "
+    "of the others by predictions and losses alone. The 20 images are those whose own loss their removal changes most. "
     "The whole demo: {seconds:.0f} s."
 )
 

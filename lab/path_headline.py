@@ -12,9 +12,9 @@ from lab.path_targets import BEST
 
 MARKS = "path"
 SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "vit-caltech-20x50": ("ViT, prompts and head", ("head",)),
-    "resnet20-100": ("ResNet-20, norms and head", ("head", "auto", BEST)),
-    "augmented": ("ResNet-20, own loop, augmented", ("head", "auto")),
+    "vit-caltech-20x50": ("ViT-S/14 on Caltech, prompts and head", ("head",)),
+    "resnet20-100": ("ResNet-20 on CIFAR-10, norms and head", ("head", "auto", BEST)),
+    "augmented": ("the same in a loop of one's own, augmented", ("head", "auto", BEST)),
 }
 """By setting, what it is and which depths are shown."""
 DEPTHS = {BEST: "best"}
@@ -24,7 +24,7 @@ COLUMNS = (
     "depth",
     "cost: first, next",
     "right on forgotten: before → after (Retrain)",
-    "distance to other Retrains",
+    "distance: before → after",
     "U-LiRA (null)",
 )
 
@@ -43,10 +43,12 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     if len(lines) == 2:
         return "Not run yet.\n"
     note = (
-        "*Cost*: CPU time over Retrain's, for a first request and a next one on the same run. *Distance*: of the class "
-        "probabilities on forgotten / hold-out images, in units of the distance between two Retrains of different seeds. "
-        "*U-LiRA*: how well an attack on each forgotten image tells the models from Retrains, beside that of Retrains from "
-        "Retrains (the null), with one model a seed on each side; [with more models](docs/results-attacks.md)."
+        "*Cost*: CPU time over Retrain's. *First*: beyond depth `head` also every request in a new process, or of a result. "
+        "*Next*: a further request of the same run in the same process, which finds the rows there. *Distance*: of the class "
+        "probabilities on forgotten / hold-out images, before → after, to Retrains of other seeds. *U-LiRA*: how well an attack "
+        "on each forgotten image tells the models from Retrains, beside that of Retrains from Retrains (the null). One model a "
+        "seed on each side is too few for small differences; [more models](docs/results-attacks.md). *best*: `--depth all "
+        "--checkpoints 2 --correction 2 --option exact=2`."
     )
     return "\n".join([*lines, "", note]) + "\n"
 
@@ -62,9 +64,11 @@ def _rows(records: PathRecords, request: Request, depths: Sequence[str]) -> list
         if row is None or row.others["forget"].mean is None:
             continue
         cost = f"{_figure(row.first, 3)}, {_figure(row.next, 3)}"
-        before, after, retrain = (100 * (each.accuracy["forget"].mean or 0.0) for each in (full, row, null))
-        shares = f"{before:.0f} → {after:.0f} ({retrain:.0f}) %"
-        apart = " / ".join(f"{_figure(row.others[place], 2)}×" for place in ("forget", "holdout"))
+        right = [100 * (each.accuracy["forget"].mean or 0.0) for each in (full, row, null)]
+        shares = f"{right[0]:.0f} → {right[1]:.0f} ({right[2]:.0f}) %"
+        apart = " / ".join(
+            f"{_figure(full.others[place], 1)} → {_figure(row.others[place], 2)}" for place in ("forget", "holdout")
+        )
         found.append([DEPTHS.get(label, label), cost, shares, apart, _told(row, null)])
     return found
 

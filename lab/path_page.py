@@ -34,7 +34,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
 - *First*, *next*: CPU seconds of a request over Retrain's, measured in one process, on one thread, back to back; in brackets the
   same in wall seconds, which the other work on the machine stretches now more, now less. Retrain's seconds are those of its first
   2 epochs, times the number of epochs over 2. The *first* request on a run pays for everything (rows, where there are some); the
-  *next* one finds on the same run what the first left there. Which request comes first changes from seed to seed, so both columns
+  *next* one finds on the same run, in the same process, what the first left there; in a new process, or of the result of an
+  earlier request, the first cost is paid again. Which request comes first changes from seed to seed, so both columns
   are over all requests of the setting, and the same in its tables.
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
   as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. A Retrain of another seed

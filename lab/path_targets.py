@@ -31,6 +31,8 @@ WANTED = (
     Wanted("vit-", "head", first=0.02, same=0.1, recovered=(0.95, 1.05)),
     Wanted("resnet20-", "head", first=0.03),
     Wanted("resnet20-", "auto", first=0.2, same=1.3, others=1.5),
+    Wanted("mobilenetv2-", "auto", first=0.2),
+    Wanted("augmented", "auto", first=0.2),
     Wanted("resnet20-", BEST, next=0.06, same=0.7, others=1.15),
     Wanted("resnet20-", BEST, u_lira=0.75, kind="class"),
     Wanted("augmented", "head", same=1.0, others=1.25),

@@ -162,9 +162,9 @@ def test_plan_writes_nothing(tiny: None, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     jsonschema.validate(json.loads(result.stdout), schemas.load("reproduce"))
     (row,) = json.loads(result.stdout)["plan"]
-    assert (row["trainings"], row["records"], row["seeds"]) == (2, 7, 1)
+    assert (row["trainings"], row["records"], row["seeds"]) == (2, 10, 1)
     assert row["seconds"] > 0
-    assert "9 steps to do" in result.stderr
+    assert "12 steps to do" in result.stderr
     assert not (tmp_path / "new").exists()
 
 
