@@ -14,9 +14,10 @@ from fastntk import unlearn
 from fastntk.base.errors import InputError
 from fastntk.reproduce import MethodRow
 from fastntk.reproduce.experiment import Experiment, fit_file, open_experiment, trace_folder, write_vector
-from fastntk.reproduce.setting import Setting
+from fastntk.reproduce.setting import FULL, RETRAIN, Setting
 
-TRACED = replace(TINY, methods=(*TINY.methods, MethodRow("amnesiac", "amnesiac", {"epochs": 0})))
+PLAIN = replace(TINY, methods=(FULL, RETRAIN))
+TRACED = replace(TINY, methods=(*PLAIN.methods, MethodRow("amnesiac", "amnesiac", {"epochs": 0})))
 
 
 def opened(setting: Setting, work: Path) -> Experiment:
@@ -24,7 +25,7 @@ def opened(setting: Setting, work: Path) -> Experiment:
 
 
 def test_a_trace_is_recorded_where_a_method_needs_it_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, traced = opened(TINY, tmp_path / "plain"), opened(TRACED, tmp_path / "traced")
+    plain, traced = opened(PLAIN, tmp_path / "plain"), opened(TRACED, tmp_path / "traced")
     without, run = plain.run(0), traced.run(0)
     assert without.trace is None
     assert not (plain.folder / trace_folder(0)).exists()
@@ -38,7 +39,7 @@ def test_a_trace_is_recorded_where_a_method_needs_it_and_read_again(tmp_path: Pa
 
 
 def test_a_vector_without_its_trace_is_trained_once_more_and_has_to_be_met(tmp_path: Path) -> None:
-    experiment = opened(TINY, tmp_path)
+    experiment = opened(PLAIN, tmp_path)
     vector = experiment.run(0).subset.get()
     run = experiment.run(0, traced=True)
     assert run.trace is not None
