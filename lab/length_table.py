@@ -21,7 +21,7 @@ SHOWN = (
 def length_table(settings: Sequence[Setting], *, out: Path) -> str:
     """A row a network and number of epochs, and one for what the paper prints; only networks with more than one length."""
     columns = ["network", "epochs", "seeds", *(f"{label}: {metric.title}" for label, metric in SHOWN)]
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines, words = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)], [""]
     for cell in cells_of("table1", real=False):
         shorter = [setting for setting in settings if setting.name.rpartition("-")[0] == cell.setting.name]
         cells = [replace(cell, setting=setting) for setting in (*shorter, cell.setting)]
@@ -29,7 +29,31 @@ def length_table(settings: Sequence[Setting], *, out: Path) -> str:
         if shorter and len(run) > 1:
             lines += [_ours(comparison) for comparison in run]
             lines.append(_papers(run[0]))
-    return "\n".join(lines) + "\n" if len(lines) > 2 else "Not run yet.\n"
+            words.append(_nearest(run))
+    return "\n".join([*lines, *words]) + "\n" if len(lines) > 2 else "Not run yet.\n"
+
+
+def _nearest(run: Sequence[Comparison]) -> str:
+    """At which length the accuracies come nearest to the paper's, and what relearning takes at each."""
+    farthest = {comparison.cell.setting.recipe.epochs: _farthest(comparison) for comparison in run}
+    best, *others = sorted(farthest, key=lambda epochs: farthest[epochs])
+    counts = [our_text(_entries(comparison)[RETRAIN.label].ours[RELEARN.key]) for comparison in run]
+    theirs = paper_text(_entries(run[0])[RETRAIN.label].published[RELEARN.key])
+    rest = ", ".join(f"{farthest[epochs]:.1f} with {epochs}" for epochs in sorted(others))
+    return (
+        f"- {run[0].cell.title}: with {best} epochs every accuracy is within {farthest[best]:.1f} points of the paper's ({rest}). "
+        f"A Retrain relearns in {', '.join(counts)} epochs, the paper's in {theirs}."
+    )
+
+
+def _farthest(comparison: Comparison) -> float:
+    """The largest difference between an accuracy and the paper's, in points."""
+    entries, apart = _entries(comparison), [0.0]
+    for label, metric in SHOWN:
+        ours, theirs = entries[label].ours[metric.key], entries[label].published[metric.key]
+        if metric is not RELEARN and ours is not None and theirs is not None and None not in (ours.figure.mean, theirs.mean):
+            apart.append(abs((ours.figure.mean or 0.0) - (theirs.mean or 0.0)))
+    return max(apart)
 
 
 def _ours(comparison: Comparison) -> str:

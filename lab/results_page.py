@@ -94,13 +94,12 @@ def results_page(*, out: Path) -> dict[str, bytes]:
 
 def _provenance(out: Path) -> str:
     """Of the records that the tables are made from."""
+    shown = [(cell.setting, cell.methods) for name in TABLES for cell in _with_run_real(name, out)]
     paths = {
-        folder / f"{row.slug}-seed{seed}.json"
-        for name in TABLES
-        for cell in _with_run_real(name, out)
-        for folder in [setting_folder(out, cell.setting.name) / cell.request.name]
-        for row in cell.methods
-        for seed in cell.setting.seeds_of(row)
+        setting_folder(out, setting.name) / setting.requests[0].name / f"{row.slug}-seed{seed}.json"
+        for setting, methods in (*shown, *((setting, setting.methods) for setting in LENGTH))
+        for row in methods
+        for seed in setting.seeds_of(row)
     }
     return provenance(stored(path for path in sorted(paths) if path.exists()))
 

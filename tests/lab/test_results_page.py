@@ -136,11 +136,16 @@ def test_lengths_stand_beside_the_papers_figures(tmp_path: Path) -> None:
     source = committed(tmp_path / "committed") / "records" / "mobilenetv2-100"
     for name in ("mobilenetv2-100", "mobilenetv2-100-5epochs"):
         shutil.copytree(source, tmp_path / "records" / name)
-    header, rule, short, whole, papers = length_table(LENGTH, out=tmp_path).splitlines()
+    header, rule, short, whole, papers, _, words = length_table(LENGTH, out=tmp_path).splitlines()
     assert len({each.count("|") for each in (header, rule, short, whole, papers)}) == 1
     assert short.startswith("| MobileNetV2 ×0.5 | 5 | 3 |")
     assert whole == short.replace("| 5 |", "| 20 |", 1)
     assert papers.startswith("| *the paper's MobileNetV2* | – | 5 | 74.42 ± 2.17 |")
+    ours, theirs = (re.findall(r"(\d+\.\d+) ±", row) for row in (short, papers))
+    assert len(ours) == len(theirs) == 6
+    apart = max(abs(float(a) - float(b)) for a, b in zip(ours[:-1], theirs[:-1]))
+    assert f"with 5 epochs every accuracy is within {apart:.1f} points of the paper's ({apart:.1f} with 20)" in words
+    assert words.endswith(f"the paper's in {theirs[-1]} ± 0.40.")
 
 
 def test_the_probing_table_says_which_reading_fits() -> None:
