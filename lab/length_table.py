@@ -41,8 +41,8 @@ def _nearest(run: Sequence[Comparison]) -> str:
     theirs = paper_text(_entries(run[0])[RETRAIN.label].published[RELEARN.key])
     rest = ", ".join(f"{farthest[epochs]:.1f} with {epochs}" for epochs in sorted(others))
     return (
-        f"- {run[0].cell.title}: with {best} epochs every accuracy is within {farthest[best]:.1f} points of the paper's ({rest}). "
-        f"A Retrain relearns in {', '.join(counts)} epochs, the paper's in {theirs}."
+        f"- {run[0].cell.title}: with {best} epochs every accuracy is within {farthest[best]:.1f} points of the paper's ({rest})."
+        f" A Retrain relearns in {', '.join(counts)} epochs, the paper's in {theirs}."
     )
 
 
