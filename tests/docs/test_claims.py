@@ -22,7 +22,8 @@ import fastntk
 from fastntk.base.schema import read_json
 from fastntk.cli.app import app
 from fastntk.models.torchvision_ops import ensure_operators
-from fastntk.reproduce.cells import RESNET
+from fastntk.reproduce.cells import RESNET, cells_of
+from fastntk.reproduce.compare import COST, DISTANCES, compare
 from fastntk.reproduce.records import setting_folder
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,15 @@ def cnns_are_not() -> bool:
     return head[1] > 1.5 and best[1] < 1.25 and 0.85 < best[0] < 1.15 and path_row("mobilenetv2-100", BEST)[0] > 1.15
 
 
+def the_papers_network() -> bool:
+    (cell,) = [each for each in cells_of("table1", real=False) if each.setting.name == "resnet110-100"]
+    (comparison,) = compare("table1", [cell], out=RESULTS)
+    cost = comparison.mean("path-replay, head", COST.key)
+    ends = [[comparison.mean(label, metric.key) for metric in DISTANCES] for label in ("path-replay, head", "full")]
+    assert cost is not None
+    return round(cost, 3) == 0.001 and [[round(end or 0.0, 1) for end in each] for each in ends] == [[2.1, 1.6], [17.6, 4.8]]
+
+
 def random_shares_are_found_out() -> bool:
     rows = read_json(RESULTS / "calibration" / "report.json")["rows"]
     found = [row for row in rows if row["candidate"] == "path-replay, head" and row["request"] == "random-10pct-draw0"]
@@ -132,6 +142,7 @@ def sizes() -> bool:
 FIGURES: dict[str, Callable[[], bool]] = {
     "twelve baselines": baselines,
     "ResNet-20, 100 images a class": setting_of_the_picture,
+    "On the paper's own ResNet-110": the_papers_network,
     "Near to Retrain is cheap": vits_are_cheap,
     "a CNN whose norm layers were tuned": cnns_are_not,
     "On a random 10 %": random_shares_are_found_out,
