@@ -45,7 +45,8 @@ commands for the paper's own settings.
 - What was not run says so.
 """
 LENGTH_WORDS = """The paper does not give its epochs; Table 1 is made with 20. Fewer of them, on its two networks at 100 images a
-class:
+class. Accuracies follow the length of the training; relearning counts hardly do: they follow the optimiser and rate of
+relearning, which the paper does not give either.
 """
 DEPARTURES = """## Where this departs from the paper
 
