@@ -7,6 +7,7 @@ import pytest
 from fastntk.reproduce import paper
 from fastntk.reproduce.cells import CELLS, cells_of
 from fastntk.reproduce.expect import CPU, GPU, count, expected
+from fastntk.reproduce.plots import COLOURS
 
 
 def test_expected_time_grows_with_the_work_and_falls_with_the_machine() -> None:
@@ -32,3 +33,8 @@ def test_every_published_column_has_a_cell_and_no_two_settings_share_a_name() ->
                 assert cell.real or cell.stand_in or cell.model == column.model
     digests = {(cell.setting.name, cell.setting.digest) for cell in CELLS}
     assert len({name for name, _ in digests}) == len(digests)
+
+
+def test_every_row_has_a_colour() -> None:
+    labels = {label for cell in CELLS for label in (*cell.probed, *(row.label for row in cell.setting.methods))}
+    assert labels == set(COLOURS)
