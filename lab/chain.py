@@ -30,14 +30,14 @@ from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
 from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
-from fastntk.reproduce.experiment import Experiment, Trained, open_experiment, retrain_file, vector_folder
+from fastntk.reproduce.experiment import Experiment, Trained, fit_file, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.records import read_record, write_record
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.step_runner import cost
 from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.unlearning import Unlearned, unlearn
-from lab.path_models import SETS, compared, fresh_run, outputs_file, outputs_of, own_figures, traced_fit
+from lab.path_models import SETS, compared, outputs_file, outputs_of, own_figures
 
 SCHEMA = "fastntk-path-chain/1"
 FOLDER = "chain"
@@ -122,7 +122,7 @@ def _estimate(setting: Setting, seed: int, depths: Sequence[str], requests: int,
     if not depths:
         return 0.0
     folder, training = vector_folder(setting, work), costs.training_seconds(setting)
-    files = (f"traced-seed{seed}.safetensors", retrain_file(random_request(setting), seed))
+    files = (fit_file(seed), retrain_file(random_request(setting), seed))
     rows = (requests + 1) * costs.rows_seconds(setting) if "all" in depths else 0.0
     return rows + training * (sum(not (folder / file).exists() for file in files) + 0.1 * requests * len(depths))
 
@@ -158,7 +158,7 @@ class ChainSeed:
     def open(cls, experiment: Experiment, seed: int, requests: int, *, say: Say) -> ChainSeed:
         """With the recorded fine-tuning, made where it is missing."""
         parts = parts_of(random_request(experiment.setting).ids(experiment.samples), requests)
-        return cls(experiment, seed, parts, traced_fit(experiment, seed)[0], say)
+        return cls(experiment, seed, parts, experiment.fitted(seed), say)
 
     def do(self, depths: Sequence[str], target: Path) -> None:
         """Make these entries, and write each into the record."""
@@ -205,8 +205,8 @@ class ChainSeed:
 
     def _results(self, options: dict[str, Any]) -> Iterator[tuple[Unlearned, Unlearned]]:
         """The results of both ways, request after request."""
-        origin = fresh_run(self.experiment, self.seed, self.trained, verify=True)
-        current: Run = fresh_run(self.experiment, self.seed, self.trained)
+        origin = self.experiment.run(self.seed, traced=True)
+        current: Run = self.experiment.run(self.seed, traced=True)
         gone: list[str] = []
         for part in self.parts:
             gone += part

@@ -29,7 +29,7 @@ from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
 from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
-from fastntk.reproduce.experiment import Experiment, Trained, has_vector, open_experiment, retrain_file, vector_folder
+from fastntk.reproduce.experiment import Experiment, Trained, fit_file, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
 from fastntk.reproduce.records import read_record, without, write_record
 from fastntk.reproduce.retrain_clock import RetrainClock
@@ -42,11 +42,9 @@ from lab.path_models import (
     SCHEMA,
     Outputs,
     compared,
-    fresh_run,
     outputs_file,
     outputs_of,
     own_figures,
-    traced_fit,
 )
 from lab.settings import RELEARNED
 
@@ -156,7 +154,7 @@ def _estimate(setting: Setting, seed: int, rows: Sequence[MethodRow], *, work: P
     training, folder = costs.training_seconds(setting), vector_folder(setting, work)
     seeds = [seed, *_extra_seeds(setting, seed)]
     retrains = sum(not (folder / retrain_file(request, each)).exists() for request in setting.requests for each in seeds)
-    fits = not (folder / f"traced-seed{seed}.safetensors").exists()
+    fits = not (folder / fit_file(seed)).exists()
     return (retrains + fits) * training + sum(_row_seconds(setting, row) for row in rows)
 
 
@@ -206,10 +204,9 @@ class PathSeed:
 
     def _prepare(self) -> Trained:
         """The recorded fine-tuning, and the seed's record with Retrain's and Full's figures."""
-        trained, new = traced_fit(self.experiment, self.seed)
-        self._tell(f"fine-tuning with a trace: {trained.wall:.1f} s" + ("" if new else " (kept)"))
-        trace = fresh_run(self.experiment, self.seed, trained, verify=True).trace
-        assert trace is not None
+        trained = self.experiment.fitted(self.seed)
+        trace = self.experiment.trace(self.seed)
+        self._tell(f"fine-tuning with a trace took {trained.wall:.1f} s")
         known = read_record(self.target, schema=SCHEMA) if self.target.exists() else {"rows": {}, "references": {}}
         record = known | {
             "schema": SCHEMA,
@@ -252,7 +249,7 @@ class PathSeed:
 
     def row_entry(self, row: MethodRow, trained: Trained) -> dict[str, Any]:
         """A row: its first request on a fresh run, the others from what that left, and the figures of each result."""
-        run = fresh_run(self.experiment, self.seed, trained)
+        run = self.experiment.run(self.seed, traced=True)
         head = {"digest": row_digest(self.setting, row, self.seed), "method": row.method, "options": dict(row.options)}
         head["code"] = code_of(row.method)
         try:

@@ -1,16 +1,11 @@
 """The models of the path experiment, kept as files beside the trained weights of :mod:`fastntk.reproduce.experiment`:
 
-    traced-seed<k>.safetensors, trace-seed<k>/                 a recorded fine-tuning: its tuned vector and its trace
     path/<request>/<model>-seed<k>.safetensors                 a tuned vector and its logits on D_f and the hold-out set
-
-The recorded fine-tuning has a vector of its own: a trace belongs to weights bit by bit, and a fine-tuning that was kept earlier
-may have been made with another number of threads.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +20,9 @@ from fastntk.auditing.metrics import margins
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest, tensor_digest
-from fastntk.reproduce.experiment import Experiment, Trained, has_vector, read_vector, write_vector
+from fastntk.reproduce.experiment import Experiment
 from fastntk.reproduce.setting import Request
 from fastntk.training.network import predict
-from fastntk.training.run import Run
-from fastntk.training.trace_folder import read_trace
 
 SCHEMA = "fastntk-path/1"
 """Of a seed's record."""
@@ -50,32 +43,6 @@ class Outputs:
     def finite(self) -> bool:
         """Whether all logits are numbers."""
         return bool(torch.isfinite(self.forget).all() and torch.isfinite(self.holdout).all())
-
-
-def traced_fit(experiment: Experiment, seed: int) -> tuple[Trained, bool]:
-    """The recorded fine-tuning of a seed, and whether it was made just now; half of a pair of files is made again."""
-    path, folder = experiment.folder / f"traced-seed{seed}.safetensors", trace_folder(experiment, seed)
-    if has_vector(path, keep_stale=experiment.keep_stale) and folder.exists():
-        return read_vector(path, identity=experiment.identity), False
-    path.unlink(missing_ok=True)
-    if folder.exists():
-        shutil.rmtree(folder)
-    trained = experiment.train(seed, None, trace=folder)
-    write_vector(path, trained, identity=experiment.identity)
-    return trained, True
-
-
-def trace_folder(experiment: Experiment, seed: int) -> Path:
-    """Where the trace of a seed lies."""
-    return experiment.folder / f"trace-seed{seed}"
-
-
-def fresh_run(experiment: Experiment, seed: int, trained: Trained, *, verify: bool = False) -> Run:
-    """The recorded run with a model and a trace of its own: nothing that an earlier request computed is in it."""
-    model = experiment.model_with(trained.vector)
-    trace = read_trace(trace_folder(experiment, seed), verify=verify)
-    recipe = experiment.recipe_of(seed)
-    return Run(model, experiment.subset.on(model), experiment.anchor, experiment.samples, recipe=recipe, trace=trace)
 
 
 def outputs_of(experiment: Experiment, request: Request, vector: Tensor, path: Path) -> Outputs:

@@ -31,8 +31,6 @@ from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
-from fastntk.unlearning.registry import METHODS
-from lab.path_models import fresh_run, traced_fit
 from lab.settings import REMOVALS
 
 REMOVAL = 1
@@ -67,7 +65,7 @@ def run(
     experiment = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     describe_setting(folder / SETTING_FILE, experiment)
     places = torch.linspace(0, len(experiment.samples) - 1, removals).round().long().tolist()
-    origin = _origin(experiment)
+    origin = experiment.run(setting.seeds[0])
     linearisation = linearise_run(origin) if any(needs_rows(row.method) for row in setting.methods) else None
     started = time.perf_counter()
     for count, number in enumerate(missing, 1):
@@ -75,14 +73,6 @@ def run(
         write_record(targets[number], {"digest": digest, "code": code, "number": number} | record)
         left = (time.perf_counter() - started) / count * (len(missing) - count)
         say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
-
-
-def _origin(experiment: Experiment) -> Run:
-    """The fine-tuned run, with its trace where a method needs one."""
-    setting, seed = experiment.setting, experiment.setting.seeds[0]
-    if not any("trace" in METHODS[row.method].needs for row in setting.methods):
-        return experiment.run(seed)
-    return fresh_run(experiment, seed, traced_fit(experiment, seed)[0], verify=True)
 
 
 def removal(experiment: Experiment, origin: Run, linearisation: Linearisation | None, place: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lab.augmented import AUGMENTED
-from lab.path_models import fresh_run, outputs_file, outputs_of, read_outputs, traced_fit
+from lab.path_models import outputs_file, outputs_of, read_outputs
 from lab.path_page import COLUMNS, path_page
 from lab.path_rows import PathRecords
 from lab.path_targets import WANTED, Wanted, target_lines
@@ -91,9 +91,7 @@ def test_the_first_request_finds_an_empty_memo_and_the_next_one_what_it_left(tmp
 def test_figures_are_those_of_the_audit(tmp_path: Path, shared_work: Path) -> None:
     run(tmp_path, shared_work)
     experiment, request = open_experiment(TINY, shared=Path("nowhere"), work=shared_work), TINY.requests[0]
-    trained, new = traced_fit(experiment, 100)
-    assert not new
-    origin = fresh_run(experiment, 100, trained, verify=True)
+    origin = experiment.run(100, traced=True)
     result = unlearn(origin, ids=request.ids(experiment.samples), method=NAME)
     references = [experiment.retrain_result(origin, request, seed) for seed in (100, 101, 102)]
     expected = audit(origin, result, holdout=experiment.holdout, reference=references, relearn_cap=0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lab.chain_page import chain_text
-from lab.path_models import fresh_run, traced_fit
 from lab.settings import CHAIN, PATH
 from tiny_cells import TINY as BASE
 
@@ -73,13 +72,11 @@ def test_each_step_holds_both_ways_against_each_other(made: tuple[Path, Path], l
     assert steps[0]["apart"] == pytest.approx({"forget": 0.0, "holdout": 0.0}, abs=1e-6)
     assert all(step["moved"]["forget"] > 1e-4 for step in steps)
     experiment = open_experiment(TINY, shared=Path("nowhere"), work=work)
-    trained, new = traced_fit(experiment, 100)
-    assert not new
     parts = chain.parts_of(TINY.requests[1].ids(experiment.samples), PARTS)
     options = {"method": "path-replay", **chain.DEPTHS[label]}
-    first = unlearn(fresh_run(experiment, 100, trained), ids=parts[0], **options)
+    first = unlearn(experiment.run(100, traced=True), ids=parts[0], **options)
     second = unlearn(first.as_run(), ids=parts[1], **options)
-    once = unlearn(fresh_run(experiment, 100, trained), ids=[*parts[0], *parts[1]], **options)
+    once = unlearn(experiment.run(100, traced=True), ids=[*parts[0], *parts[1]], **options)
     chances = [predict(each.model, experiment.holdout.inputs).softmax(1) for each in (second, once)]
     assert steps[1]["apart"]["holdout"] == pytest.approx(total_variation(*chances), abs=1e-6)
     place = {name: position for position, name in enumerate(experiment.samples.ids)}
@@ -92,7 +89,7 @@ def test_the_end_is_held_against_the_retrain_without_all_parts(made: tuple[Path,
     out, work = made
     experiment = open_experiment(TINY, shared=Path("nowhere"), work=work)
     retrain = experiment.model_with(experiment.retrained(TINY.requests[1], 100).vector)
-    full = experiment.model_with(traced_fit(experiment, 100)[0].vector)
+    full = experiment.model_with(experiment.fitted(100).vector)
     chances = [predict(model, experiment.holdout.inputs).softmax(1) for model in (full, retrain)]
     end = read(out)["depths"]["all"]["end"]
     assert end["full"]["same"]["holdout"] == pytest.approx(total_variation(*chances), abs=1e-6)
