@@ -1,6 +1,5 @@
-"""The models of the path experiment, kept as files beside the trained weights of :mod:`fastntk.reproduce.experiment`:
-
-    path/<request>/<model>-seed<k>.safetensors                 a tuned vector and its logits on D_f and the hold-out set
+"""The models of the path experiment: ``path/<request>/<model>-seed<k>.safetensors`` holds a tuned vector and its logits on D_f
+and the hold-out set, beside the trained weights of :mod:`fastntk.reproduce.experiment`.
 """
 
 from __future__ import annotations

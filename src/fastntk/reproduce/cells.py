@@ -45,11 +45,10 @@ RESNET_110 = replace(
     seeds=(0, 1, 2),
 )
 MOBILENET = replace(
-    RESNET,
+    RESNET_110,
     name="mobilenetv2-100",
     model="mobilenetv2_x0_5",
     weights="{shared}/weights/cifar100_mobilenetv2_x0_5.safetensors",
-    seeds=(0, 1, 2),
 )
 VIT = Setting(
     name="vit-caltech-20x50",
