@@ -49,7 +49,7 @@ Built = tuple[Subset, Samples, fastntk.Recipe]
 
 def run(*, quick: bool) -> dict[str, Any]:
     return {
-        "slowdown": [slowdown(title, build, repeats=1 if quick else 7) for title, build in cases(quick=quick).items()],
+        "slowdown": [slowdown(title, build, repeats=1 if quick else 11) for title, build in cases(quick=quick).items()],
         "sizes": [] if quick else sizes(),
         "large": large(quick=quick),
         "removals": removals(quick=quick),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,13 +43,58 @@ WANTED = (
 def target_lines(records: Sequence[PathRecords]) -> list[str]:
     """A Markdown table: one line a limit, setting and request."""
     lines = ["| setting | request | row | figure | wanted | measured | met |", "|" + " --- |" * 7]
+    for each, wanted, request in _wanted(records):
+        lines += _lines(each, wanted, request)
+    return lines
+
+
+def trade_lines(records: Sequence[PathRecords]) -> list[str]:
+    """A Markdown table of the rows with wanted distances that miss a limit: what the other rows reach at the cost, or for it."""
+    lines = ["| setting | request | wanted | nearest at that cost | cheapest at those distances |", "|" + " --- |" * 5]
+    for each, wanted, request in _wanted(records):
+        if wanted.others is not None and _misses(each.row(wanted.row, request), wanted):
+            lines.append("| " + " | ".join([each.setting.name, request.title, *_trade(each, wanted, request)]) + " |")
+    return lines
+
+
+def _trade(records: PathRecords, wanted: Wanted, request: Request) -> list[str]:
+    """The cells: the limits, the row with the smallest distance to others within the cost, the cheapest within the distances."""
+    cost = "first" if wanted.next is None else "next"
+    limits = {name: getattr(wanted, name) for name in (cost, "same", "others")}
+    rows = [row for method in records.setting.methods if (row := records.row(method.label, request)) is not None]
+
+    def within(row: PathRow, *names: str) -> bool:
+        values = {name: _FIGURES[name](row) for name in limits}
+        return None not in values.values() and all(limits[name] is None or values[name] <= limits[name] for name in names)
+
+    def text(among: Iterable[PathRow], name: str) -> str:
+        row = min(among, key=lambda each: _FIGURES[name](each) or 0.0, default=None)
+        if row is None:
+            return "none"
+        paid, same, others = (_FIGURES[measure](row) for measure in limits)
+        return f"`{row.label}`: {paid:.3f}; {same:.2f}, {others:.2f}"
+
+    asked = ", ".join(f"{name} ≤ {limit:g}" for name, limit in limits.items() if limit is not None)
+    near = text((row for row in rows if within(row, cost)), "others")
+    cheap = text((row for row in rows if within(row, "same", "others")), cost)
+    return [f"`{wanted.row}`: {asked}", "–" if limits[cost] is None else near, cheap]
+
+
+def _misses(row: PathRow | None, wanted: Wanted) -> bool:
+    """Whether a row is above a limit on cost or distance."""
+    limits = {name: getattr(wanted, name) for name in ("first", "next", "same", "others")}
+    values = {name: None if row is None else _FIGURES[name](row) for name in limits}
+    return any(limit is not None and (values[name] or 0) > limit for name, limit in limits.items())
+
+
+def _wanted(records: Sequence[PathRecords]) -> Iterator[tuple[PathRecords, Wanted, Request]]:
+    """What is wanted of each setting and request."""
     for each in records:
         for wanted in WANTED:
             if each.setting.name.startswith(wanted.settings):
                 for request in each.setting.requests:
                     if wanted.kind in (None, request.kind):
-                        lines += _lines(each, wanted, request)
-    return lines
+                        yield each, wanted, request
 
 
 def _lines(records: PathRecords, wanted: Wanted, request: Request) -> list[str]:

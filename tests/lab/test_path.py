@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from lab.augmented import AUGMENTED
 from lab.path_models import outputs_file, outputs_of, read_outputs
 from lab.path_page import COLUMNS, path_page
 from lab.path_rows import PathRecords
-from lab.path_targets import WANTED, Wanted, target_lines
+from lab.path_targets import WANTED, Wanted, target_lines, trade_lines
 from lab.settings import DEVELOPMENT, PATH, RELEARNED
 from tiny_cells import TINY as BASE
 
@@ -24,6 +25,7 @@ from fastntk.base.errors import InputError
 from fastntk.reproduce import MethodRow, Request
 from fastntk.reproduce.experiment import open_experiment
 from fastntk.reproduce.retrain_clock import timed_retrain
+from fastntk.reproduce.summary import Figure
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.registry import register, unregister
 from lab import path
@@ -229,6 +231,33 @@ def test_targets_are_held_against_what_was_measured(tmp_path: Path, shared_work:
     assert [line[3] for line in lines] == ["first × Retrain", "TV same, × spread"] * 2 + ["U-LiRA"]
     assert [line[-1] for line in lines] == ["yes", "**no**", "yes", "**no**", "–"]
     assert lines[-1][-2] == "not run"
+
+
+def test_a_missed_target_stands_beside_the_rows_that_come_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three made-up rows: cheap and far, between, dear and near."""
+    request = TINY.requests[0]
+    rows = {"memo": (0.1, 3.0), "fast-ntk": (0.3, 2.0), "third": (0.9, 1.0)}
+    methods = tuple(TINY.methods[0]._replace(label=label) for label in rows)
+
+    def figures(label: str, _: Request) -> Any:
+        cost, distance = (Figure.of([value]) for value in rows[label])
+        return SimpleNamespace(label=label, first=cost, next=cost, same={"forget": distance}, others={"forget": distance})
+
+    records = SimpleNamespace(setting=replace(TINY, requests=(request,), methods=methods), row=figures)
+    cases = [
+        (
+            Wanted("tiny", "fast-ntk", first=0.2, same=1.5, others=1.5),
+            ["`memo`: 0.100; 3.00, 3.00", "`third`: 0.900; 1.00, 1.00"],
+        ),
+        (Wanted("tiny", "memo", same=2.0, others=2.0), ["–", "`fast-ntk`: 0.300; 2.00, 2.00"]),
+        (Wanted("tiny", "third", first=0.05, same=0.5, others=0.5), ["none", "none"]),
+        (Wanted("tiny", "third", first=1.0, same=1.0, others=1.0), None),
+        (Wanted("tiny", "memo", first=0.01), None),
+    ]
+    for wanted, expected in cases:
+        monkeypatch.setattr("lab.path_targets.WANTED", (wanted,))
+        lines = [line.strip("| ").split(" | ")[-2:] for line in trade_lines([cast(PathRecords, records)])[2:]]
+        assert lines == ([] if expected is None else [expected])
 
 
 def test_targets_name_rows_that_exist() -> None:
