@@ -217,7 +217,11 @@ def _recording(path: Path) -> str:
         lines.append(
             f"| {case['title']}, median of {case['repeats']} rounds | {case['seconds']['plain']:.2f} | {' | '.join(ratios)} |"
         )
-    lines += ["", "In brackets the range over the rounds. A larger trace, and one for ImageNet by the measured rates: [engine.md](engine.md).", ""]
+    lines += [
+        "",
+        "In brackets the range over the rounds. A larger trace, and one for ImageNet by the measured rates: [engine.md](engine.md).",
+        "",
+    ]
     return "\n".join(lines)
 
 
