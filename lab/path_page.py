@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastntk.auditing.ulira import LEAST
 from fastntk.base.text import byte_size
-from fastntk.reproduce.records import setting_folder
+from fastntk.reproduce.records import SETTING_FILE, setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
 from lab.augmented import OwnSetting
@@ -82,7 +82,8 @@ def path_page(
     loops = [(setting, PathRecords.read(setting, out=out)) for setting in augmented]
     everything = [*records, *(each for _, each in loops)]
     chains = stored(path for setting in chain for seed in setting.seeds if (path := record_file(out, seed)).exists())
-    removals = stored(path for setting in single for path in sorted((out / "single" / setting.name).glob("removal-*.json")))
+    folders = [out / "single" / setting.name for setting in single]
+    removals = stored(path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE)
     measured = [*(record for each in everything for record in each.seeds.values()), *chains, *removals]
     parts = [
         HEADER.format(least=LEAST),
@@ -219,7 +220,7 @@ def _recording(path: Path) -> str:
         )
     lines += [
         "",
-        "In brackets the range over the rounds. A larger trace, and one for ImageNet by the measured rates: [engine.md](engine.md).",
+        "In brackets the range over rounds. A larger trace, and one for ImageNet by the measured rates: [engine.md](engine.md).",
         "",
     ]
     return "\n".join(lines)

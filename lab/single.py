@@ -3,7 +3,8 @@
 For each of ``REMOVALS`` images, evenly spread over the data: Retrain without it, in the run's batch order, and each method.
 Kept per image: its loss and margin under Full, Retrain and the unlearned networks. The rank correlation of the changes over
 all images is the result (:mod:`lab.unlearning_page`). One JSON record a removal; records that exist are not made
-again. Rows of methods that need a trace share one recorded run: what the first removal computed there, the next ones find.
+again. Rows of methods that need a trace share one recorded run: what the first removal computed there, the next ones find; many
+removals in one call are :mod:`lab.at_once`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fastntk.reproduce import costs
 from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
-from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
+from fastntk.reproduce.methods import check_methods, needs_rows, needs_trace, own_seed
 from fastntk.reproduce.records import MISSING, SETTING_FILE, check_folder, reason_to_run, without, write_record
 from fastntk.reproduce.setting import Setting
 from fastntk.reproduce.step_runner import describe_setting
@@ -31,6 +32,7 @@ from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.network import predict
 from fastntk.training.run import Run
 from fastntk.unlearning import unlearn
+from lab import at_once
 from lab.settings import REMOVALS
 
 REMOVAL = 1
@@ -59,8 +61,10 @@ def run(
     missing = [number for number, reason in enumerate(reasons) if reason is not None]
     stale = sum(reason not in (None, MISSING) for reason in reasons)
     minutes = len(missing) * costs.training_seconds(setting) * 1.3 / 60
+    traced = any(needs_trace(row.method) for row in setting.methods)
+    together = traced and at_once.is_missing(setting, folder, keep_stale=keep_stale)
     say(f"{setting.name}: {len(missing)} of {removals} removals to do ({stale} stale); about {minutes:.0f} min")
-    if only_plan or not missing:
+    if only_plan or not (missing or together):
         return
     experiment = open_experiment(setting, shared=shared, work=work, keep_stale=keep_stale)
     describe_setting(folder / SETTING_FILE, experiment)
@@ -73,6 +77,9 @@ def run(
         write_record(targets[number], {"digest": digest, "code": code, "number": number} | record)
         left = (time.perf_counter() - started) / count * (len(missing) - count)
         say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
+    if together:
+        say(f"{setting.name} · all of them in one call …")
+        at_once.write(experiment, places, folder)
 
 
 def removal(experiment: Experiment, origin: Run, linearisation: Linearisation | None, place: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from fastntk.reproduce.records import SCHEMA, SETTING_FILE, read_record, setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
+from lab import at_once
 from lab.provenance import provenance, stored
 from lab.rows import Row, row_of
 from lab.single import REMOVAL
@@ -171,28 +172,47 @@ def single_text(setting: Setting, folder: Path) -> str:
         f"`{setting.model}`, {setting.images_per_class} images per class, seed {setting.seeds[0]}, {len(records)} removals "
         "evenly spread over the data, Retrain in the run's batch order. Rank correlation (Spearman) of the change of the removed "
         "image's loss and margin (its logit less the largest other) with the change under Retrain; *size* is the mean "
-        "absolute change over Retrain's.",
+        "absolute change over Retrain's. Cost: of one removal; one by one, from what the first of them computed, or all in one "
+        "call of `fastntk.removals` that pays for everything.",
         "",
-        "| method | removals | loss: rank correlation | loss: size | margin: rank correlation | margin: size | "
-        "× Retrain, again |",
+        "| method | removals | loss: rank correlation | loss: size | margin: rank correlation | margin: size | each × Retrain |",
         "|" + " --- |" * 7,
     ]
     for method in setting.methods:
         method_records = [record for record in records if method.label in record["methods"]]
-        cells = _correlations(method_records, method.label) if len(method_records) > 2 else ["not run"] * 6
+        cells = _one_by_one(method_records, method.label) if len(method_records) > 2 else ["not run"] * 6
         lines.append("| " + " | ".join([method.label, *cells]) + " |")
+    path = folder / at_once.FILE
+    together = read_record(path, schema=at_once.SCHEMA) if path.exists() else {"calls": []}
+    for call in together["calls"]:
+        predicted = {what: [call["changes"][record["id"]][what] for record in records] for what in ("loss", "margin")}
+        ratio = call["cost"]["cpu"] / call["groups"] / together["retrain"]["cpu"]
+        cells = [
+            f"`removals`, {call['label']}",
+            f"{call['groups']} in one call",
+            *_correlations(records, predicted),
+            f"{ratio:.4f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _correlations(records: Sequence[dict[str, Any]], label: str) -> list[str]:
-    cells = [str(len(records))]
-    for what in ("loss", "margin"):
-        true = [record["retrain"][what] - record["full"][what] for record in records]
-        predicted = [record["methods"][label][what] - record["full"][what] for record in records]
-        size = statistics.fmean(map(abs, predicted)) / max(statistics.fmean(map(abs, true)), 1e-30)
-        cells += [f"{float(spearmanr(true, predicted).statistic):.3f}", f"{size:.2f}"]
+def _one_by_one(records: Sequence[dict[str, Any]], label: str) -> list[str]:
+    predicted = {
+        what: [record["methods"][label][what] - record["full"][what] for record in records] for what in ("loss", "margin")
+    }
     ratio = statistics.fmean(record["methods"][label]["wall"] / record["retrain"]["wall"] for record in records)
-    return [*cells, f"{ratio:.2f}"]
+    return [str(len(records)), *_correlations(records, predicted), f"{ratio:.4f}"]
+
+
+def _correlations(records: Sequence[dict[str, Any]], predicted: dict[str, list[float]]) -> list[str]:
+    """Rank correlation and size of the changes, of loss and of margin."""
+    cells = []
+    for what, changes in predicted.items():
+        true = [record["retrain"][what] - record["full"][what] for record in records]
+        size = statistics.fmean(map(abs, changes)) / max(statistics.fmean(map(abs, true)), 1e-30)
+        cells += [f"{float(spearmanr(true, changes).statistic):.3f}", f"{size:.2f}"]
+    return cells
 
 
 def _folders(settings: Sequence[Setting], single: Sequence[Setting], *, out: Path) -> list[Path]:

@@ -21,8 +21,9 @@ from lab.unlearning_page import page
 from tiny_cells import TINY as BASE
 
 from fastntk.reproduce import MethodRow, Request, plan, run_steps
+from fastntk.reproduce.experiment import open_experiment
 from fastntk.reproduce.records import without
-from lab import ROOT, single
+from lab import ROOT, at_once, single
 
 TINY = replace(
     BASE,
@@ -106,7 +107,26 @@ def test_single_removals_of_a_recorded_run_share_what_was_computed(tmp_path: Pat
         record["methods"]["all"]["details"]["rows_reused"] for name, record in records(tmp_path).items() if "removal" in name
     ]
     assert found == [False, True, True]
-    assert "| head | 3 |" in path_page([], single=[setting], out=tmp_path)
+    text = path_page([], single=[setting], out=tmp_path)
+    assert "| head | 3 |" in text
+    samples = open_experiment(setting, shared=Path("x"), work=tmp_path / "work").samples
+    for count in (3, len(samples)):
+        assert f"| `removals`, all, 1 checkpoint | {count} in one call |" in text
+
+
+def test_removals_in_one_call_are_those_one_by_one(tmp_path: Path) -> None:
+    """From rows alone, as ``removals`` does it; the images' features are those of their last visit there."""
+    options = {"depth": "all", "checkpoints": 1, "exact": 0, "validate": False}
+    setting = dataclasses.replace(TINY, requests=(), extra_retrain_seeds=(), methods=(MethodRow("all", "path-replay", options),))
+    single.run(setting, out=tmp_path, work=tmp_path / "work", shared=Path("x"), removals=3, say=lambda text: None)
+    found = records(tmp_path)
+    together = next(record for name, record in found.items() if name.endswith(at_once.FILE))
+    for call in together["calls"]:
+        assert len(call["changes"]) == 3
+    for record in (record for name, record in found.items() if "removal-" in name):
+        alone = record["methods"]["all"]["loss"] - record["full"]["loss"]
+        for call in together["calls"][2:]:
+            assert call["changes"][record["id"]]["loss"] == pytest.approx(alone, rel=0.2)
 
 
 def test_reported_settings_and_development_settings_do_not_meet() -> None:
