@@ -39,7 +39,8 @@ def test_requests_in_a_row_are_those_of_the_run_with_images(run: fastntk.Run, sa
     assert first.method == "path-replay"
     assert first.details["depth"] == "head"
     assert "rows need the images" in first.details["climb"]["stopped"]
-    assert first.details["note"].startswith("depth auto went no further than the head, for there are no images; 6 of 8")
+    assert first.details["note"].startswith("depth auto went no further than the head: rows need the images")
+    assert "; 6 of 8" in first.details["note"]
     assert torch.equal(theta(first), theta(known))
     later = first.as_run()
     if saved:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fastntk.base.device import with_float64
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
+from fastntk.tangent.attention import plain_attention
 from fastntk.tangent.guards import checked_engine
 from fastntk.tangent.in_memory import accumulate, exact_rows
 from fastntk.tangent.rows import RowEngine, iter_rows
@@ -57,8 +57,7 @@ class TangentOperator:
         def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
             return logits(_Bound(self.engine.model, part), x)
 
-        # Forward-mode derivatives exist for the plain attention kernel only.
-        with sdpa_kernel(SDPBackend.MATH):
+        with plain_attention():
             parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
         return torch.cat(parts).to(v.device).to(v.dtype)
 

@@ -23,6 +23,7 @@ from torch.func import functional_call, jacrev, vmap
 from fastntk.base.errors import InputError, listing
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
+from fastntk.tangent.attention import plain_attention
 from fastntk.tangent.sites import SiteMode
 from fastntk.training.network import fast_layout
 from fastntk.training.speed import seconds_an_image
@@ -249,8 +250,16 @@ class RowEngine:
             return output.squeeze(0)
 
         # Frozen: tuned parameters of other routes would be recorded as well, and the rows would hold that graph.
-        with _frozen(self.model):
-            jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
+        with _frozen(self.model), plain_attention():
+            try:
+                jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
+            except RuntimeError as error:
+                if "allocate" in str(error):  # the memory's fault, not the model's
+                    raise
+                raise InputError(
+                    f"Rows of {listing(self.generic)} cannot be made: torch has no rule for mapping over samples what the model "
+                    f"does with them ({str(error).splitlines()[0]}). Leave them out of the subset, or take a method without rows."
+                ) from error
         for name, rows in jacobians.items():
             body[:, :, self.places[name]] = rows.flatten(2)
 

@@ -96,7 +96,8 @@ class SiteMode(TorchFunctionMode):
         out = NotImplemented if handler is None else handler(self, *args, **kwargs)
         if out is NotImplemented:
             out = func(*args, **kwargs)
-            if isinstance(out, Tensor) and id(out) not in self._names:
+            made = out if isinstance(out, list | tuple) else (out,)
+            if any(isinstance(each, Tensor) and id(each) not in self._names for each in made):
                 self.unsupported.update(dict.fromkeys(used, getattr(func, "__name__", str(func))))
                 self.order.update(dict.fromkeys(used))
             return out

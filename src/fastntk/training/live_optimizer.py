@@ -70,7 +70,7 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
 
 def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module, subset: Subset) -> list[tuple[str, ...]]:
     """The names of the tuned parameters in each group; refused where the optimiser moves others, or not all of them."""
-    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     tuned, found = set(subset.names), []
     strangers: list[str] = []
     for group in optimizer.param_groups:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -32,10 +33,7 @@ class FitRecorder:
         self._tuned = tuned_head(model, subset)
         self._head = self._tuned.layer
         with torch.no_grad(), eval_mode(model):
-            with self:
-                outputs = logits(model, samples.inputs[:2])
-            features = self._features
-            self._check(features, outputs, lambda: logits(model, samples.inputs[:2]))
+            outputs, features = self._check(lambda: logits(model, samples.inputs[:2]))
         self._subset, self._recipe = subset, recipe
         self._body = self._tuned.body
         self._anchor = subset.get()
@@ -63,20 +61,31 @@ class FitRecorder:
 
     def _seen(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].detach()
+        self._calls += 1
 
-    def _check(self, features: Tensor, outputs: Tensor, again: Callable[[], Tensor]) -> None:
-        if features.dim() != 2:
+    def _check(self, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """The logits and the head's input of a forward pass with a head of other numbers: one of zeros would hide much."""
+        self._calls, self._features = 0, torch.empty(0)
+        with _filled(self._head), self:
+            outputs, features = run(), self._features
+            made = nn.functional.linear(features, self._head.weight, self._head.bias) if features.dim() == 2 else features
+        layer = self._tuned.weight.rpartition(".")[0]
+        if self._calls != 1:
             raise InputError(
-                f"A trace needs a head on flat features (n, H); {self._tuned.weight.rpartition('.')[0]} is given "
-                f"{tuple(features.shape)}. Fit without trace."
-            )
-        made = nn.functional.linear(features, self._head.weight, self._head.bias)
-        same = made.shape == outputs.shape and torch.allclose(made, outputs, rtol=1e-3, atol=1e-4)
-        if not same or not self._passes_through(made, again):
-            raise InputError(
-                "A trace needs a model whose logits are its head's output, W·h + b; here something follows the head. "
+                f"A trace needs a head that is called once in a forward pass; {layer} is called {self._calls} times. "
                 "Fit without trace."
             )
+        if features.dim() != 2:
+            raise InputError(
+                f"A trace needs a head on flat features (n, H); {layer} is given {tuple(features.shape)}. Fit without trace."
+            )
+        same = made.shape == outputs.shape and torch.allclose(made, outputs, rtol=1e-3, atol=1e-3 * float(made.abs().max()))
+        if not same or not self._passes_through(made, run):
+            raise InputError(
+                "A trace needs a model whose logits are its head's output, W·h + b; here something follows the head, or it is "
+                "no plain linear layer. Fit without trace."
+            )
+        return outputs, features
 
     def _passes_through(self, outputs: Tensor, again: Callable[[], Tensor]) -> bool:
         """Whether other numbers in place of the head's output arrive unchanged: those of a head of zeros would hide a factor."""
@@ -98,7 +107,7 @@ class FitRecorder:
     def gradient(self, loss: Tensor) -> list[Tensor]:
         """The gradients of the batch, recorded on their way to the optimiser."""
         parameters = self._subset.parameters
-        gradients = list(torch.autograd.grad(loss, list(parameters.values())))
+        gradients = list(torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True))
         body = None
         if self.writer.keeps_gradients:
             parts = [grad.reshape(-1) for name, grad in zip(parameters, gradients) if name in self._body]
@@ -127,6 +136,17 @@ class FitRecorder:
             anchor=tensor_digest(self._anchor),
             trained=tensor_digest(self._subset.get()),
         )
+
+
+@contextmanager
+def _filled(layer: nn.Linear) -> Iterator[None]:
+    """Other numbers in the layer for a moment."""
+    kept = layer.weight.detach().clone()
+    try:
+        layer.weight.copy_(torch.linspace(-1, 2, kept.numel()).to(kept).reshape(kept.shape))
+        yield
+    finally:
+        layer.weight.copy_(kept)
 
 
 def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: int | None = None) -> dict[str, Any]:

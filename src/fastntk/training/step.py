@@ -76,4 +76,4 @@ class Stepper:
         self.taken += 1
 
     def _autograd(self, loss: Tensor) -> Sequence[Tensor]:
-        return torch.autograd.grad(loss, self._parameters)
+        return torch.autograd.grad(loss, self._parameters, materialize_grads=True)

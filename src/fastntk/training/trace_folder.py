@@ -148,7 +148,10 @@ def _small(path: Path) -> dict[str, Tensor]:
     except safetensors.SafetensorError as error:
         raise InputError(f"{path} is not a safetensors file: {error}. {_ADVICE}") from error
     absent = [name for name in ("bounds", "rates", "clips", "epoch_steps") if name not in small]
-    odd = [name for name, part in small.items() if part.is_floating_point() == (name in WHOLE) or part.numel() == 0]
+    empty = [name for name, part in small.items() if part.numel() == 0]
+    if "bounds" in small and small["bounds"].numel() == 1:  # a fine-tuning of no epochs has no steps to say anything of
+        empty = [name for name in empty if name in ("bounds", "epoch_steps")]
+    odd = [name for name, part in small.items() if part.is_floating_point() == (name in WHOLE) or name in empty]
     odd += [name for name in ("rates", "clips", "shares") if name in small and not bool(small[name].isfinite().all())]
     if absent or odd:
         raise InputError(f"{path}: expected whole or finite numbers of every step, not so {listing(absent + odd)}. {_ADVICE}")
@@ -159,7 +162,7 @@ def _listed(path: Path, facts: TraceFacts) -> Samples:
     """Ids, labels and class names, with inputs of no pixels."""
     try:
         entries = parse(read_json(path, most=2**30), Listed, what="the list")
-        if len(entries["labels"]) != len(entries["ids"]) or max(entries["num_classes"], *entries["labels"]) > facts.classes:
+        if len(entries["labels"]) != len(entries["ids"]) or max(entries["labels"], default=0) >= facts.classes:
             raise InputError(f"expected a label below {facts.classes} for each id")
         nothing = torch.empty(len(entries["ids"]), 0)
         listed = Samples(nothing, entries["labels"], ids=entries["ids"], classes=entries["classes"])

@@ -17,8 +17,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def outside(subset: Subset) -> dict[str, Tensor]:
-    """Every entry of the model's state_dict that is neither tuned nor a running statistic."""
-    tuned = set(subset.names)
+    """Every entry of the model's state_dict that is neither tuned, under any of its names, nor a running statistic."""
+    tuned = subset.aliases
     state = {name: value for name, value in subset.model.state_dict().items() if isinstance(value, Tensor)}  # no extra state
     return {name: value for name, value in state.items() if name not in tuned and name.rpartition(".")[2] not in STATISTICS}
 

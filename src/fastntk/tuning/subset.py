@@ -43,6 +43,13 @@ class Subset:
         return {name: present[name] for name in self.names}
 
     @property
+    def aliases(self) -> dict[str, str]:
+        """Every name that a tuned parameter has in the model, and the one it has here: modules may share a parameter."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        present = self.model.named_parameters(remove_duplicate=False)
+        return {alias: names[id(parameter)] for alias, parameter in present if id(parameter) in names}
+
+    @property
     def numel(self) -> int:
         """The length d of the vector."""
         return sum(parameter.numel() for parameter in self.parameters.values())

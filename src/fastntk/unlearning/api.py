@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget as memory_allowed
@@ -31,7 +33,8 @@ from fastntk.unlearning.registry import METHODS, find_method
 from fastntk.unlearning.residue import check_reason, outside_report
 from fastntk.unlearning.result import Unlearned
 
-Names = Sequence[int | str] | None
+Names = int | str | Sequence[int | str] | Tensor | None
+"""Classes or ids: one, or several."""
 
 
 def unlearn(
@@ -286,7 +289,7 @@ def _usable(linearisation: Linearisation | None, run: Run, rows: RowOptions) -> 
 
 def _resolve(run: Run, previous: Unlearned | None, classes: Names, ids: Names) -> Split:
     """The request's split, with what earlier requests forgot added."""
-    request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
+    request = ForgetRequest(classes=classes, ids=ids)
     split = request.resolve(run.listed, allow_empty=True)
     if previous is None:
         return split

@@ -78,7 +78,7 @@ def tune_baseline(
     """
     _check_counts(budget, survivors)
     candidates, size = _candidates(method, grid, dict(fixed or {}), budget=budget, seed=seed)
-    request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
+    request = ForgetRequest(classes=classes, ids=ids)
     forget = tuple(run.data.ids[i] for i in request.resolve(run.data).forget.tolist())
     if rehearsal is None:
         rehearsal = rehearse(run, ids=forget, validation=validation, seed=seed, seeds=seeds)

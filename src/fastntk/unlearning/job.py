@@ -133,6 +133,8 @@ def _request_details(run: Run, split: Split, previous: Unlearned | None, key: by
 
 def _named(value: Any) -> Any:
     """A JSON-able value of an option."""
+    if isinstance(value, range):
+        return list(value)
     return str(value) if isinstance(value, Path) else function_name(value) if callable(value) else value
 
 

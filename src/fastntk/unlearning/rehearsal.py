@@ -142,7 +142,7 @@ def rehearse(
         )
     trained_with = _checked_seeds(seeds, run.recipe)
     data = run.data
-    request = ForgetRequest(classes=None if classes is None else tuple(classes), ids=None if ids is None else tuple(ids))
+    request = ForgetRequest(classes=classes, ids=ids)
     split = request.resolve(data)
     aside = stratified(data.labels, split.retain, validation, torch.Generator().manual_seed(seed))
     unseen = data.subset(aside)

@@ -11,7 +11,7 @@ once for all of them. No model is made; ``unlearn`` makes one for a single reque
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +127,8 @@ def removals(
     (default: 70 % of what is available): groups are taken in as many turns as that asks for, and the result is the same.
     """
     started = time.perf_counter()
+    if not isinstance(run, Run):
+        raise InputError(f"removals takes a run, got {type(run).__name__}; the run of a result is result.as_run().")
     trace = trace_of(run)
     positions = _positions(groups, trace.listed)
     last = _last_visits(trace, positions)
@@ -165,7 +167,7 @@ def removals(
 
 def _positions(groups: Sequence[Group], listed: Samples) -> tuple[Tensor, ...]:
     """The positions of each group's samples; everything that is wrong with the groups is said here."""
-    if isinstance(groups, str | int) or len(groups) == 0:
+    if isinstance(groups, str) or not isinstance(groups, Iterable) or not (groups := list(groups)):
         raise InputError(f"groups is a sequence of groups of ids, at least one; got {groups!r}.")
     found = []
     for number, group in enumerate(groups):

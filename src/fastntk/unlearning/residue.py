@@ -106,6 +106,8 @@ def statistics_updated(run: Run) -> bool | None:
 def renew_statistics(run: Run, model: nn.Module, split: Split) -> dict[str, Any]:
     """Estimate BatchNorm statistics of ``model`` anew, from the retained samples, where they were updated; say so."""
     updated = statistics_updated(run)
+    if updated and len(split.forget) == 0:
+        return {"batch_norm_statistics": "as they were: nothing is forgotten"}
     if not updated:
         known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
         return {"batch_norm_statistics": known}

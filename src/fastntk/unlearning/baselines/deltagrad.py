@@ -102,7 +102,7 @@ class _Gradients:
         """∇ of the mean loss of these samples at these tuned parameters, (d,)."""
         self._subset.set(vector)
         loss = batch_loss(logits(self._model, self._inputs[batch]), self._labels[batch], self._recipe, smoothing=self._smoothing)
-        gradients = torch.autograd.grad(loss, list(self._subset.parameters.values()))
+        gradients = torch.autograd.grad(loss, list(self._subset.parameters.values()), materialize_grads=True)
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 

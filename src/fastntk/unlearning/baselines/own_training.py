@@ -104,7 +104,9 @@ def _state(run: Run, returned: object) -> tuple[dict[str, Any], bool]:
                 f"retrain returned a tensor of shape {tuple(returned.shape)}; a tuned vector has shape ({run.subset.numel},), "
                 "as run.subset.get() has."
             )
-        return {**run.model.state_dict(), **run.subset.split(returned.detach())}, False
+        parts = run.subset.split(returned.detach())
+        tuned = {alias: parts[name] for alias, name in run.subset.aliases.items()}
+        return {**run.model.state_dict(), **tuned}, False
     if isinstance(returned, Mapping):
         return dict(returned), True
     raise InputError(f"{CONTRACT}; got {type(returned).__name__}.")

@@ -61,7 +61,8 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
         tuned_head = not (trace.facts.body or trace.facts.left)
         if depth == "auto" or (depth == "all" and tuned_head):
             return (head,)
-        give = ", or give them: dataclasses.replace(run, samples=...)" if trace.gradients is not None else ""
+        absent = trace.gradients is not None and run.samples is None
+        give = ", or give them: dataclasses.replace(run, samples=...)" if absent else ""
         raise InputError(f"depth={depth!r} is not possible: {reason}. Take depth='head'{give}.")
     network = network_of(run, trace)
     sizes = (head, *(DepthSize(k, network.numbers(k), network.costs[k]) for k in range(1, len(network.blocks) + 1)))
@@ -87,6 +88,10 @@ def only_head(run: Run, trace: Trace) -> str | None:
         return "the trace has no gradients of the parameters outside the head" + _why_left(trace.facts.requests)
     if run.samples is None:
         return "rows need the images, and this run was made or loaded without its data"
+    try:
+        _ = network_of(run, trace).costs  # of rows that it makes
+    except InputError as error:
+        return f"rows of this model cannot be made: {str(error).rstrip('.')}"
     return None
 
 

@@ -128,8 +128,8 @@ def _outcome(
     trace, chain, validity = checked(walker, walk, validate=validate)
     details |= {"chain": chain, "validity": validity, "replay_miss": validity["replay_miss"]}
     notes = []
-    if climb is not None and run.samples is None and left:
-        notes.append("depth auto went no further than the head, for there are no images")
+    if climb is not None and left and len(sizes) == 1:
+        notes.append(f"depth auto went no further than the head: {climb['stopped']}")
     if left:
         notes.append(
             f"{len(left)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"

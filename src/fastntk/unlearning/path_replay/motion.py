@@ -32,8 +32,8 @@ class Checkpoint:
     columns: Tensor | None = None
 
     def of(self, samples: Tensor) -> Tensor:
-        """Rows of these samples, (B, C, m)."""
-        rows = self.rows[samples]
+        """Rows of these samples, (B, C, m), as precise as the head."""
+        rows = self.rows[samples].to(self.lift.dtype)
         return rows if self.columns is None else rows[:, :, self.columns]
 
     def cut(self, columns: Tensor) -> Checkpoint:

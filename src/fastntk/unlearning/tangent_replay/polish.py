@@ -41,7 +41,7 @@ def finish(
 
     def gradient(loss: Tensor) -> list[Tensor]:
         # The optimiser's state is that of one vector, as it was in the replay.
-        return [torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters)])]
+        return [torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters, materialize_grads=True)])]
 
     with training_mode(model, recipe):
         descend(

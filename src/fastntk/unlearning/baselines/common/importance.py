@@ -49,7 +49,8 @@ def batch_gradients(task: Task, parts: Sequence[Tensor]) -> Iterator[Tensor]:
     descent = Descent(task, lr=1.0, schedule="constant", steps=1, seed=0)
     parameters = list(descent.subset.parameters.values())
     for batch in parts:
-        yield torch.cat([grad.reshape(-1) for grad in torch.autograd.grad(descent.loss(batch), parameters)])
+        gradients = torch.autograd.grad(descent.loss(batch), parameters, materialize_grads=True)
+        yield torch.cat([grad.reshape(-1) for grad in gradients])
 
 
 def fisher_diagonal(task: Task, positions: Tensor, *, description: str) -> Tensor:
