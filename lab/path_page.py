@@ -60,7 +60,7 @@ and 2 exact epochs.
 TRADES = """Where a cost or a distance is above its limit, the measured row that is nearest to other seeds' Retrains at the wanted
 cost, and the cheapest one at the wanted distances; each with its cost, *TV same* and *TV others*. An exact epoch is an epoch of
 Retrain, and is paid for with every request: with 2 of 20, a next request cannot cost less than a tenth of Retrain. From kept rows
-alone it costs less than 0.06, and ends farther away.
+alone it costs less, and ends farther away.
 """
 COLUMNS = (
     "row", "seeds", "first × Retrain [wall]", "next × Retrain [wall]", "TV same × spread, D_f / hold-out",
