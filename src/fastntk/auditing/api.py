@@ -8,6 +8,7 @@ models, Retrains with further seeds. Nothing that is passed in is changed. The r
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -93,8 +94,8 @@ def audit(
     if ensemble is not None:
         check_ensemble(run, size=ensemble, kind=ensemble_kind, retrain=retrain)
         check_offered(result.method, ensemble_kind)
-    if not relearn_threshold > 0 or relearn_cap < 0:
-        raise InputError(f"relearn_threshold must be > 0 and relearn_cap ≥ 0; got {relearn_threshold} and {relearn_cap}.")
+    if not 0 < relearn_threshold < math.inf or relearn_cap < 0:
+        raise InputError(f"relearn_threshold must be finite and > 0, relearn_cap ≥ 0; got {relearn_threshold} and {relearn_cap}.")
     retrained = references(run, result, reference, retrains=retrains, retrain=retrain)
     first = retrained[0] if retrained else None
     forgotten = result.forgotten

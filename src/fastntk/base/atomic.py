@@ -22,6 +22,8 @@ import platform
 import re
 import secrets
 import shutil
+import stat
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +193,12 @@ def remove_folder(target: Path) -> None:
         os.rename(target, claim.path("tmp"))
         _CHANGES[target] = "removed"
         _flush(target.parent)
-        shutil.rmtree(claim.path("tmp"))
+        left = _remove_tree(claim.path("tmp"))
+        if left is not None:
+            raise InputError(
+                f"{target} is gone under its name, but not all of its files: the system refuses to remove {left}. What is left "
+                f"lies in {claim.path('tmp')}. Remove it with the rights that it takes."
+            )
     _flush(target.parent)
 
 
@@ -212,7 +219,8 @@ def recover(target: Path) -> None:
 def sweep(target: Path) -> list[Path]:
     """Remove what killed processes of this machine left beside ``target``, after putting back a folder that was set aside.
 
-    For writers only. Returns what was removed; what is live, or may be, stays (:func:`leftovers`).
+    For writers only. Returns what was removed; what is live, or may be, stays (:func:`leftovers`), and so does what the system
+    refuses to remove (:func:`refused`).
     """
     target, removed = _absolute(target), list[Path]()
     recover(target)
@@ -222,12 +230,48 @@ def sweep(target: Path) -> list[Path]:
             continue
         for path in claim.present:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
+                _remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
-            removed.append(path)
+            if not os.path.lexists(path):
+                removed.append(path)
         lock.release(keep=bool(claim.present))
     return removed
+
+
+def refused(target: Path) -> list[Path]:
+    """What processes that are gone left beside ``target`` and a sweep could not remove."""
+    found = []
+    for claim in _claims(_absolute(target)):
+        lock = _dead(claim)
+        if lock is not None:
+            found += claim.present
+            lock.release(keep=bool(claim.present))
+    return found
+
+
+def _remove_tree(folder: Path) -> str | None:
+    """Remove a folder as far as that is possible, folders without write permission too; returns what the system refused first."""
+    first: list[str] = []
+
+    def again(remove: Callable[..., object], path: str, _: object) -> None:
+        """Once more, with the owner's permissions on the folder that holds it."""
+        try:
+            for each in (Path(path).parent, Path(path)):
+                if each.is_relative_to(folder) and each.is_dir() and not each.is_symlink():
+                    each.chmod(stat.S_IRWXU)
+            if remove in (os.open, os.scandir, os.lstat):
+                shutil.rmtree(path)
+            else:
+                remove(path)
+        except OSError as error:
+            first.append(f"{path} ({error.strerror})")
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=again)
+    else:
+        shutil.rmtree(folder, onerror=again)
+    return first[0] if first else None
 
 
 def leftovers(target: Path) -> list[Path]:

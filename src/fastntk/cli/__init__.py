@@ -6,6 +6,7 @@ interrupted (Ctrl-C), 143 terminated, 129 the terminal went.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -18,6 +19,9 @@ def main() -> None:
 
     # Read once, when torch loads: threads that spin while they wait ruin each other on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):  # where it is not UTF-8, an arrow must not end a command after its work
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     catch_signals()
     _refuse_no_text(sys.argv[1:])
     try:

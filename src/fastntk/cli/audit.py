@@ -10,7 +10,7 @@ import typer
 
 from fastntk.base.marks import AUDIT, check_audit
 from fastntk.base.text import duration
-from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, LARGEST_SEED, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import AcceptOutside, DataOverride, LossWith, RetrainWith, load_function, open_run, tell_outside
 
@@ -57,7 +57,9 @@ def audit(
         Path | None, typer.Option("--cache", metavar="DIR", help="Where ensembles are kept (default ~/.cache/fastntk).")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attack's folds and of relearning's batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the attack's folds and of relearning's batches.")
+    ] = 0,
     device: Device = "auto",
     threads: Threads = None,
     overwrite: Overwrite = False,
@@ -129,10 +131,10 @@ def audit(
             **options,
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        typed = parse_record(record)
         write_file(target, text.encode(), overwrite=overwrite, replaceable=check_audit)
-    typed = parse_record(record)
     _tell(output, typed)
-    output.finish(record, wrote=str(target), then=f"fastntk report {result}" if out is None else None)
+    output.finish(record, wrote=str(target), then=["fastntk", "report", str(result)] if out is None else None)
     open_question = typed.verdict.level == "cannot be told" and accept_outside is None
     if open_question or not all(item.passed for item in typed.requirements):
         raise typer.Exit(3)

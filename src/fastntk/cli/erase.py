@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.errors import InputError
+from fastntk.base.errors import InputError, listing
 from fastntk.base.text import byte_size, printable
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
@@ -46,11 +47,17 @@ def erase(
 
     fastntk erase runs/digits --yes --json
     """
-    from fastntk.base.atomic import leftovers, remove_folder, sweep
-    from fastntk.storage.keys import remove_key
+    from fastntk.base.atomic import leftovers, refused, remove_folder, sweep
+    from fastntk.storage.keys import check_keys, remove_key
 
     output = Output(as_json=json)
     swept = sweep(folder)
+    stuck = refused(folder)
+    if stuck:
+        raise InputError(
+            f"Files of an earlier command are left that the system refuses to remove: {listing(map(str, stuck))}. Remove them "
+            "with the rights that it takes, then erase again."
+        )
     in_use = tuple(f"{path}: unfinished work of a command that may be running" for path in leftovers(folder))
     if not folder.exists() and swept:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
@@ -63,6 +70,7 @@ def erase(
     if not yes:
         _confirm(folder)
     name = key_of(folder)
+    check_keys(folder)
     remove_folder(folder)
     remove_key(folder, name)
     output.say(f"Removed {folder}. Not removed:")
@@ -125,7 +133,7 @@ def _check_ours(folder: Path) -> str:
     from fastntk.storage.manifest import MANIFEST, is_bundle
 
     if folder.is_symlink():
-        raise InputError(f"{folder} is a link: name the folder itself, which is {folder.resolve()}.")
+        raise InputError(f"{folder} is a link: name the folder itself, which is {os.path.realpath(folder)}.")
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a folder written by fastntk, but {_instead(folder)}.")
     if is_temporary(folder) or not is_bundle(folder):

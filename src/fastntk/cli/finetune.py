@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,7 +153,7 @@ def finetune(
         output.say(f"Recorded {byte_size(run.trace.nbytes)}: {run.trace.visits:,} visits in {run.trace.steps:,} steps.")
     if accuracy is not None:
         output.say(f"Fine-tuned in {duration(seconds)}: accuracy {percent(accuracy)} in the last epoch.")
-    output.finish(record, wrote=str(out), then=f"fastntk plan {out} --classes 0")
+    output.finish(record, wrote=str(out), then=["fastntk", "plan", str(out), "--classes", "0"])
 
 
 def prepare(
@@ -286,7 +287,7 @@ def portable(data: str) -> str:
     name = parse_source(data)
     if not name.place or name.kind == "hf":
         return data
-    place = Path(name.place).expanduser().resolve()
+    place = Path(os.path.abspath(Path(name.place).expanduser()))  # links stay: a cache may name what they lead to otherwise
     if not is_utf8(str(place)):
         raise InputError(
             f"the path of the data is not UTF-8, so no run could say where it is: {str(place)!a}; rename its folders"

@@ -51,19 +51,20 @@ def info(folder: Folder, json: Json = False) -> None:
     output.finish({"command": "info", "folder": str(folder), "verified": True, **manifest}, then=_next(folder, manifest))
 
 
-def _next(folder: Path, manifest: Mapping[str, Any]) -> str:
+def _next(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """The next sensible command: for a run a plan, for a result its evidence."""
     from fastntk.report.record import AUDIT
 
+    planned = ["fastntk", "plan", str(folder), "--classes", "0"]
     if manifest["kind"] == "run":
-        return f"fastntk plan {folder} --classes 0"
+        return planned
     if (folder / AUDIT).is_file():
-        return f"fastntk report {folder}"
+        return ["fastntk", "report", str(folder)]
     if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
-        return f"fastntk plan {folder} --classes 0"
-    data = " --data SRC" if manifest["source"] is None else ""
-    reference = "--retrain-with MODULE:FUNCTION" if manifest["recipe"] is None else "--reference retrain"
-    return f"fastntk audit RUN {folder} --holdout SRC{data} {reference}"
+        return planned
+    data = ["--data", "SRC"] if manifest["source"] is None else []
+    reference = ["--retrain-with", "MODULE:FUNCTION"] if manifest["recipe"] is None else ["--reference", "retrain"]
+    return ["fastntk", "audit", "RUN", str(folder), "--holdout", "SRC", *data, *reference]
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, object]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+LARGEST_SEED = 2**62
+"""Further Retrains have the seeds after it, and records hold numbers of 64 bits."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")]
 Device = Annotated[
@@ -17,7 +19,7 @@ Device = Annotated[
         help="Where the network runs; auto: cuda where there is one, else cpu (never mps).",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides batch order and every other draw.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides batch order and every other draw.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
 RunFolder = Annotated[
     Path,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,16 +56,17 @@ class Output:
         if going:
             self.say(f"Replacing {target}, once the new one is complete: {', '.join(going)}")
 
-    def finish(self, record: Mapping[str, Any], *, wrote: str | None = None, then: str | None = None) -> None:
-        """End a command: the record as JSON, or what was written and the next sensible command."""
+    def finish(self, record: Mapping[str, Any], *, wrote: str | None = None, then: str | Sequence[str] | None = None) -> None:
+        """End a command: the record as JSON, or what was written and the next sensible command, as text or its words."""
         if self.as_json:
-            sys.stdout.write(printable_json(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
+            plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+            sys.stdout.write(printable_json(json.dumps(record, indent=1, ensure_ascii=plain, allow_nan=False)) + "\n")
             sys.stdout.flush()
             return
         if wrote is not None:
             self.say(f"Wrote {wrote}")
         if then is not None:
-            self.say(f"Next: {then}")
+            self.say(f"Next: {then if isinstance(then, str) else shlex.join(then)}")
 
 
 def note(text: str) -> None:

@@ -120,19 +120,29 @@ def plan(
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     name = "retrain" if cheaper else best.method
     output.say(str(result).replace(result.table(), table_with_one_mark(result, name)))
-    named = "--ids-file FILE" if ids_file else "--ids ID,ID" if ids else "--person NAME --persons-file CSV"
-    request = named if classes is None else f"--classes {classes}"
     given = {
+        "--classes": classes,
+        "--ids": ids,
+        "--ids-file": ids_file,
+        "--person": person,
+        "--persons-file": persons_file,
+        "--data": data,
+        "--accept-outside": accept_outside,
+        "--method": name,
+    }
+    routed = {
         "--loss-with": loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None),
         "--device": None if device == "auto" else device,
         "--rows": rows,
         "--memory-budget": memory_budget,
         "--disk-budget": disk_budget,
     }
-    words = [f"{name} {value}" for name, value in given.items() if value is not None and not cheaper]
-    words += [f"--option {text}" for text in option or [] if not cheaper]
+    given |= {} if cheaper else routed
+    words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+    words += [] if images else ["--no-images"]
+    words += [] if cheaper else [word for text in option or [] for word in ("--option", text)]
     record = {"command": "plan", "run": str(run), **result.details()}
-    output.finish(record, then=" ".join([f"fastntk unlearn {run} {request} --method {name}", *words, f"--out {out}"]))
+    output.finish(record, then=["fastntk", "unlearn", str(run), *words, "--out", str(out)])
     if open_question:
         raise typer.Exit(3)
 

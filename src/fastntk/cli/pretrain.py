@@ -70,7 +70,7 @@ def pretrain(
         "classes": samples.num_classes,
         "history": [dataclasses.asdict(epoch) for epoch in trained.history],
     }
-    then = f"fastntk finetune {model} --weights {out} --data digits --out RUN"
+    then = ["fastntk", "finetune", model, "--weights", str(out), "--data", "digits", "--out", "RUN"]
     output.finish(record, wrote=f"{out} (SHA-256 {trained.sha256[:16]}…)", then=then)
 
 

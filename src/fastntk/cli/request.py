@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -260,6 +261,6 @@ def parse_bytes(text: str) -> int:
     except ValueError:
         size = 0.0
     factor = _SIZES.get(unit if unit in _SIZES else f"{unit}B")
-    if factor is None or size * factor < 1:
+    if factor is None or not 1 <= size * factor < math.inf:
         raise InputError(f"{text!r} is no amount of memory: write it like 500MB or 4GB.")
     return int(size * factor)

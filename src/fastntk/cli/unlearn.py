@@ -10,7 +10,7 @@ import typer
 from fastntk.base.errors import InputError
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import LARGEST_SEED, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     AcceptOutside,
@@ -83,7 +83,9 @@ def unlearn(
     solver: Annotated[str | None, typer.Option("--solver", help="fast-ntk: auto (default), primal, dual, matrix-free …")] = None,
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), product, curved, tangent.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="For methods that draw: another seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="For methods that draw: another seed.")
+    ] = None,
     retrain_with: RetrainWith = None,
     loss_with: LossWith = None,
     option: Annotated[
@@ -174,8 +176,9 @@ def unlearn(
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
-    reference = "--reference retrain" if loaded.recipe is not None else "--retrain-with MODULE:FUNCTION"
-    then = f"fastntk info {out}" if absent else f"fastntk audit {run} {out} --holdout SRC {reference}"
+    reference = ["--reference", "retrain"] if loaded.recipe is not None else ["--retrain-with", "MODULE:FUNCTION"]
+    audited = ["fastntk", "audit", str(run), str(out), "--holdout", "SRC", *reference]
+    then = ["fastntk", "info", str(out)] if absent else audited
     output.finish(record, wrote=str(out), then=then)
     if not trusted or open_question:
         raise typer.Exit(3)

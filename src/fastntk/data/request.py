@@ -104,7 +104,7 @@ def parse_classes(text: str, samples: Samples) -> tuple[int, ...]:
     parts = [text] if text in names else [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise InputError(f"no class in {text!r}: give names or labels separated by commas. {_known(samples)}")
-    items = [int(part) if part not in names and part.lstrip("-").isdecimal() else part for part in parts]
+    items = [int(part) if part not in names and part.removeprefix("-").isdecimal() else part for part in parts]
     return class_labels(items, samples)
 
 

@@ -9,10 +9,12 @@ source.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fastntk.base.digest import key_name, keyed_digest
 from fastntk.base.errors import InputError, listing
@@ -49,6 +51,7 @@ def facts_of(samples: Samples, *, seen: bool = True, key: bytes | None = None) -
         "digest": samples.digest() if seen else None,
         "ids_digest": _ids_digest(samples, key),
         "key": None if key is None else key_name(key),
+        "per_class": torch.bincount(samples.labels.cpu(), minlength=samples.num_classes).tolist(),
     }
 
 
@@ -68,7 +71,7 @@ def hiding_key(source: Mapping[str, Any] | None, key: bytes | None) -> bytes | N
     if source is None or source.get("class_names") != "hidden":
         return None
     if key is None:
-        raise DataGoneError(f"The class names of this run are hidden, and its key is not there: put its {SUFFIX} file beside it.")
+        raise InputError(f"The class names of this run are hidden, and its key is not there: put its {SUFFIX} file beside it.")
     return key
 
 
@@ -100,7 +103,7 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
             raise DataGoneError(f"The data of this run cannot be opened: {error}.") from error
         if data["classes"] is None:
             raise InputError("This run does not name its classes, so its samples cannot be found in the source again.")
-        wanted = _not_forgotten(catalog, source, data["classes"], key) if ids is None else ids
+        wanted = _not_forgotten(catalog, source, data, key) if ids is None else ids
         part, lacking = select_ids(catalog, wanted, data["classes"])
         if lacking:
             raise DataGoneError(
@@ -118,15 +121,27 @@ def _chosen(source: Source) -> dict[str, Any]:
     return {"images_per_class": source.get("images_per_class"), "only_classes": source.get("only_classes")}
 
 
-def _not_forgotten(catalog: Catalog, source: Source, classes: Sequence[str], key: bytes | None) -> list[str]:
-    """Ids of the run's selection less those that earlier requests forgot, known by their digests."""
-    rows: list[int] = []
-    for name in classes:
-        label = catalog.names.index(name) if name in catalog.names else -1
-        rows += np.flatnonzero(catalog.labels == label)[: source.get("images_per_class")].tolist()
+def _not_forgotten(catalog: Catalog, source: Source, data: Mapping[str, Any], key: bytes | None) -> list[str]:
+    """Ids of the run's selection less those that earlier requests forgot, known by their digests.
+
+    A selection of the first images of each class leaves its first ones that were not forgotten, whether the forgotten ones are
+    still in the source or not: as many as ``per_class`` says; folders of older releases do not, and count the forgotten ones too.
+    """
     forgotten = [(_key_of(entry, key), frozenset(entry["ids"])) for entry in source["without"]]
-    ids = [catalog.ids[row] for row in sorted(rows)]
-    return [name for name in ids if all(id_digest(name, key=each) not in gone for each, gone in forgotten)]
+
+    def stays(row: int) -> bool:
+        return all(id_digest(catalog.ids[row], key=each) not in gone for each, gone in forgotten)
+
+    most, counts = source.get("images_per_class"), data.get("per_class")
+    rows: list[int] = []
+    for number, name in enumerate(data["classes"]):
+        label = catalog.names.index(name) if name in catalog.names else -1
+        present = np.flatnonzero(catalog.labels == label).tolist()
+        if most is None or counts is None:
+            rows += [row for row in present[:most] if stays(row)]
+        else:
+            rows += list(itertools.islice((row for row in present if stays(row)), counts[number]))
+    return [catalog.ids[row] for row in sorted(rows)]
 
 
 def _key_of(entry: Mapping[str, Any], key: bytes | None) -> bytes | str:

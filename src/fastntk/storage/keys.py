@@ -35,7 +35,13 @@ def key_file(folder: str | Path) -> Path:
 
 def read_key(folder: str | Path, name: str | None) -> bytes | None:
     """The key of this name, from the file beside the folder; None where it is not there."""
-    return next((key for key in _keys(key_file(folder)) if key_name(key) == name), None)
+    places = dict.fromkeys((key_file(folder), key_file(os.path.realpath(folder))))  # the folder may be named by a link
+    return next((key for place in places for key in _keys(place) if key_name(key) == name), None)
+
+
+def check_keys(folder: str | Path) -> None:
+    """Refuse a file of keys that cannot be read, before anything is removed."""
+    _keys(key_file(folder))
 
 
 def missing_key(folder: str | Path) -> str:

@@ -39,7 +39,7 @@ def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = Fals
     Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
     known = facts_of(result.retained, seen=False, key=result.key) | {"shape": data_facts(result.run)["shape"]}
-    after = dataclasses.replace(result.as_run(), source=_source(result), data_facts=known)
+    after = dataclasses.replace(result.as_run(), source=result.source, data_facts=known)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
 
@@ -77,25 +77,12 @@ def _extra(result: Unlearned) -> dict[str, Any]:
         "request": {
             "forget": len(result.split.forget),
             "retain": len(result.split.retain),
-            "forgotten": _forgotten(result),
+            "forgotten": result.forgotten_digests,
             "key": key_name(result.key),
         },
         "origin": _origin(result.run),
         "details": result.details,
     }
-
-
-def _forgotten(result: Unlearned) -> list[str]:
-    ids = result.run.listed.ids
-    return sorted(id_digest(ids[position], key=result.key) for position in result.split.forget.tolist())
-
-
-def _source(result: Unlearned) -> dict[str, Any] | None:
-    source = result.run.source
-    if source is None or not len(result.split.forget):
-        return source
-    entry = {"key": key_name(result.key), "ids": _forgotten(result)}
-    return {**source, "without": [*source.get("without", []), entry]}
 
 
 def _origin(run: Run) -> dict[str, Any]:

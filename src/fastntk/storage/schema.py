@@ -63,6 +63,7 @@ class Data(TypedDict):
     digest: Sha256 | None
     ids_digest: Sha256
     key: NotRequired[Word | None]
+    per_class: NotRequired[list[Count]]
 
 
 class Forgotten(TypedDict):

@@ -15,6 +15,7 @@ Schedule = Literal["cosine", "linear", "constant"]
 Loss = Literal["cross-entropy", "squared"]
 BnStats = Literal["frozen", "update"]
 LARGEST = 1e6
+LARGEST_WHOLE = 2**62
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Recipe:
             whole = name != "lr"
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
+            if whole and value > LARGEST_WHOLE:
+                raise InputError(f"Recipe.{name} must be at most {LARGEST_WHOLE}, got {value!r}.")
             if not math.isfinite(value) or value < least or (strict and value == least):
                 raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
         # Beyond it, optimisers multiply numbers that their precision does not hold.

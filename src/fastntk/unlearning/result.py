@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fastntk.base.digest import keyed_digest, new_key
+from fastntk.base.digest import key_name, keyed_digest, new_key
 from fastntk.base.errors import InputError
 from fastntk.data import Samples, Split
 from fastntk.training.network import accuracy_on
@@ -71,6 +71,20 @@ class Unlearned:
         """A digest of the forgotten ids, in any order, that only the key's holder can try guesses on: ``verify_ids`` does."""
         return ids_digest(self.forgotten.ids, self.key)
 
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """Where the retained samples can be loaded again: the run's source, without those that keyed digests stand for."""
+        source = self.run.source
+        if source is None or not len(self.split.forget):
+            return source
+        entry = {"key": key_name(self.key), "ids": self.forgotten_digests}
+        return {**source, "without": [*source.get("without", []), entry]}
+
+    @property
+    def forgotten_digests(self) -> list[str]:
+        """A keyed digest of each forgotten id, sorted."""
+        return sorted(keyed_digest(name, self.key) for name in self.forgotten.ids)
+
     def as_run(self) -> Run:
         """The run of the next request: the new model on the retained samples, with the new path where there is one.
 
@@ -85,7 +99,7 @@ class Unlearned:
             self.run.anchor,
             samples,
             recipe=self.run.recipe,
-            source=self.run.source,
+            source=self.source,
             trace=self.trace,
             key=self.key,
             pretrained=self.run.pretrained,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fastntk.base.errors import InputError
@@ -40,7 +41,7 @@ def path_epochs(asked: int | Sequence[int] | None, epochs: int, *, least: int) -
 
 def share(budget: object) -> float:
     """The budget as a number, or a refusal."""
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget < math.inf:
         raise InputError(f"budget must be a share of a Retrain, 0 or more, got {budget!r}.")
     return float(budget)
 
