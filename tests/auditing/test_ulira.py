@@ -42,6 +42,16 @@ def test_equal_ensembles_give_one_half_whatever_their_size(size: int) -> None:
     assert np.mean(areas) == pytest.approx(0.5, abs=0.012)
 
 
+@pytest.mark.parametrize("samples", [1, 2, 5, 30])
+def test_models_of_one_seed_that_differ_by_next_to_nothing_are_not_told_apart(samples: int) -> None:
+    """The k-th models of both sides share a seed; a millionth more, always, is no sign of memory."""
+    rng = np.random.default_rng(7)
+    attacks = [u_lira(side + 1e-6, side) for side in (rng.normal(size=(12, samples)) for _ in range(60))]
+    areas = [attack.auc for attack in attacks]
+    assert np.mean(areas) == pytest.approx(0.5, abs=3.5 * np.std(areas) / np.sqrt(60))
+    assert np.mean(areas) < 0.6
+
+
 def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
     """Also where all confidences of one model go up and down together, as those of real models do."""
     rng = np.random.default_rng(3)

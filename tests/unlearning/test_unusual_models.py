@@ -53,6 +53,18 @@ def error(result: fastntk.Unlearned, reference: fastntk.Unlearned) -> float:
     return float((result.subset.get() - reference.subset.get()).norm() / reference.delta.norm())
 
 
+def by_autograd(model: nn.Module, subset: fastntk.Subset, inputs: Tensor) -> Tensor:
+    """Rows (n, C, d), one backward pass each."""
+    outputs, parameters = model(inputs), list(subset.parameters.values())
+    rows = [
+        torch.cat(
+            [part.reshape(-1) for part in torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)]
+        )
+        for value in outputs.flatten()
+    ]
+    return torch.stack(rows).view(*outputs.shape, -1)
+
+
 # -- requests as one value, tensors, arrays --------------------------------------------------------
 
 
@@ -130,12 +142,7 @@ ATTENTION = {
 def test_rows_of_attention_layers_are_those_of_autograd(name: str, spec: str) -> None:
     model, inputs = seeded(ATTENTION[name]).eval(), images().inputs[:3]
     subset = fastntk.tune(model, spec)
-    outputs, parameters = model(inputs), list(subset.parameters.values())
-    expected = [
-        torch.cat([part.reshape(-1) for part in torch.autograd.grad(value, parameters, retain_graph=True)])
-        for value in outputs.flatten()
-    ]
-    torch.testing.assert_close(fastntk.jacobian(model, subset, inputs), torch.stack(expected).view(3, 4, -1))
+    torch.testing.assert_close(fastntk.jacobian(model, subset, inputs), by_autograd(model, subset, inputs))
 
 
 @pytest.mark.parametrize("spec", ["norm+head", "all"])
@@ -157,13 +164,103 @@ class Recurrent(nn.Module):
         return self.head(self.gru(x.flatten(1, 2))[0].mean(1))
 
 
-def test_what_torch_cannot_map_over_samples_is_refused_and_the_head_goes_on() -> None:
-    model = seeded(Recurrent)
-    with pytest.raises(InputError, match=r"Rows of gru\.\S+.* cannot be made: torch has no rule"):
-        fastntk.jacobian(model.eval(), fastntk.tune(model, "all"), images().inputs[:2])
-    result = fastntk.unlearn(fitted(seeded(Recurrent), "all", images()), ids=[0])
-    assert result.details["depth"] == "head"
-    assert "no rule for mapping over samples" in result.details["note"]
+def prelu() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.PReLU(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("make", [Recurrent, prelu])
+def test_what_torch_cannot_map_over_samples_is_made_one_by_one(make: Callable[[], nn.Module]) -> None:
+    model, inputs = seeded(make).eval(), images().inputs[:3]
+    subset = fastntk.tune(model, "all")
+    with pytest.warns(UserWarning, match="their rows are made one by one, which is slow"):
+        rows = fastntk.jacobian(model, subset, inputs)
+    torch.testing.assert_close(rows, by_autograd(model, subset, inputs))
+
+
+class Scaled(nn.Module):
+    """A scalar parameter, as a temperature; what follows the head is the identity where ``after`` makes it so."""
+
+    def __init__(self, after: Callable[[Tensor], Tensor] = lambda out: out, *, zero: bool = False) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(2), nn.Linear(2, 4)
+        self.scale, self.after = nn.Parameter(torch.tensor(1.0)), after
+        if zero:
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.head(self.norm(x).mean((2, 3)) * self.scale))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Scaled,
+        lambda: Scaled(lambda out: 3 * out, zero=True),
+        lambda: Scaled(lambda out: out.mul_(3), zero=True),
+        lambda: Scaled(lambda out: out.clamp(-2, 2)),
+        lambda: Scaled(lambda out: out.view_as(out)),
+    ],
+)
+def test_what_follows_the_head_is_in_its_rows(make: Callable[[], nn.Module]) -> None:
+    """A head of zeros hides a factor, and samples within its limits a clamp: only the last one goes beyond them."""
+    model, inputs = seeded(make).eval(), images().inputs[:5].clone()
+    inputs[4] *= 50
+    for spec in ("head", "all"):
+        subset = fastntk.tune(model, spec)
+        torch.testing.assert_close(fastntk.jacobian(model, subset, inputs), by_autograd(model, subset, inputs))
+
+
+class Swish(torch.autograd.Function):
+    """In the style of old code: no forward-mode derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        slope = torch.sigmoid(x)
+        return grad * (slope * (1 + x * (1 - slope)))
+
+
+class Viewed(nn.Module):
+    """Flattens by ``view``, which the memory layout that CPUs prefer does not allow."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(64, 4)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.activation(self.norm(self.conv(x))).view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("activation", [torch.relu, Swish.apply])
+def test_models_that_view_and_old_functions_are_unlearned_by_every_way(activation: Callable[[Tensor], Tensor]) -> None:
+    run = fitted(seeded(lambda: Viewed(activation)), "norm+head", images())
+    torch.testing.assert_close(fastntk.predict(run.model, images().inputs), run.model.eval()(images().inputs).detach())
+    rows = fastntk.jacobian(run.model, run.subset, images().inputs[:3])
+    torch.testing.assert_close(rows, by_autograd(run.model, run.subset, images().inputs[:3]))
+    reference = fastntk.unlearn(run, ids=[0, 5], method="retrain")
+    for method in ("fast-ntk", "tangent-replay", "path-replay", "max-loss"):
+        result = fastntk.unlearn(run, ids=[0, 5], method=method)
+        assert method == "max-loss" or error(result, reference) < 1.5
+
+
+# -- what is tuned ---------------------------------------------------------------------------------
+
+
+def test_norms_of_all_kinds_and_parametrized_weights_are_tuned() -> None:
+    kinds = (nn.GroupNorm(1, 6), nn.InstanceNorm1d(6, affine=True), nn.RMSNorm(6), nn.LayerNorm(6), nn.BatchNorm1d(6))
+    model = nn.Sequential(*kinds, nn.Linear(6, 4))
+    assert len(fastntk.tune(model, "norm").names) == 9  # RMSNorm has no bias
+    for bias in (True, False):
+        head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4, bias=bias))
+        names = fastntk.tune(nn.Sequential(nn.Tanh(), head), "head").names
+        assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} <= set(names)
 
 
 # -- parameters that modules share, and those that nothing uses ------------------------------------

@@ -283,9 +283,14 @@ def _short_of_retrain(record: Measurements) -> float | None:
 
 
 def _ratio(record: Measurements, where: str) -> float | None:
-    """T: the mean distance to the Retrains over the spread between them; None where either is not known."""
+    """T: the mean distance to the Retrains over the spread between them; None where either is not known.
+
+    Retrains that do not differ at all, for the seed decides nothing, are left by any distance: infinity.
+    """
     distance, spread = _distance(record, where), _spread(record, "total_variation", where)
-    return None if distance is None or not spread else distance / spread
+    if distance is None or spread is None:
+        return None
+    return distance / spread if spread else (math.inf if distance else 0.0)
 
 
 def _distance(record: Measurements, where: str) -> float | None:

@@ -66,18 +66,20 @@ def _retrained(run: Run, result: Unlearned, kind: str, *, retrains: int, retrain
     if retrains < 0:
         raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
     own = {} if retrain is None else {"retrain": retrain}
-    models: dict[str, Unlearned] = {}
+    models: list[Unlearned] = []
+    seen: dict[str, int] = {}
     for seed in range(own_seed(run), own_seed(run) + retrains + 1):
         made = prepare(run, split=result.split, method="retrain", options={"seed": seed, **own}).execute()
         digest = json_digest(fingerprint_of(made.model))
-        if retrain is not None and digest in models:
+        if retrain is not None and digest in seen:
             raise InputError(
-                f"{function_name(retrain)} gave the same weights for the seeds {models[digest].details['seed']} and {seed}: how "
+                f"{function_name(retrain)} gave the same weights for the seeds {seen[digest]} and {seed}: how "
                 "far two Retrains lie apart is then not seen. Let it draw by the seed it is given, or ask for no further ones "
                 "(retrains=0)."
             )
-        models[digest] = made
-    return list(models.values())
+        seen[digest] = seed
+        models.append(made)
+    return models
 
 
 def _check_reference(run: Run, result: Unlearned, item: object) -> None:

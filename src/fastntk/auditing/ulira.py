@@ -5,8 +5,9 @@ Many unlearned and many retrained models give, for each forgotten sample, two se
     φ = log p_y / (1 − p_y) = z_y − log Σ_{c≠y} exp z_c
 
 each described by a normal distribution N_u and N_r. The test's score for a new prediction is log N_u(φ) − log N_r(φ).
-Leave-one-out: for every k, the k-th unlearned and the k-th retrained model are left out of *both* fits and scored with them. So
-both are new to the test, and for equal ensembles the area is 0.5 in expectation, for any size.
+For every k, the k-th unlearned model is held against the retrained model of another seed, j; the models of both seeds are left
+out of *both* fits and scored with them. So both are new to the test, and for equal ensembles the area is 0.5 in expectation, for
+any size. Models of one seed may differ by next to nothing, always in the same direction: one of them would outrank the other.
 
 The area, the curve and the rate at 1 % false positives are those over the forgotten samples of one pair of models, averaged over
 the pairs. The standard error of the area is a jackknife over the pairs (in at most ``GROUPS`` groups): the areas of single pairs
@@ -67,11 +68,13 @@ def u_lira(unlearned: Any, retrained: Any) -> Attack:
 
 
 def _scored(unlearned: Array, retrained: Array, floor: float) -> Iterator[tuple[Array, Array]]:
-    """Scores (n,) of the k-th model of either side by fits without both, for every k."""
-    for k in range(len(unlearned)):
-        rest = np.arange(len(unlearned)) != k
+    """Scores (n,) of the k-th unlearned model and of a retrained one of another seed, by fits without both seeds, for every k."""
+    count = len(unlearned)
+    for k in range(count):
+        other = (k + count // 2) % count
+        rest = ~np.isin(np.arange(count), [k, other])
         fits = [(part[rest].mean(0), np.maximum(part[rest].std(0, ddof=1), floor)) for part in (unlearned, retrained)]
-        yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (unlearned[k], retrained[k]))  # type: ignore[misc]
+        yield tuple(_log_normal(x, *fits[0]) - _log_normal(x, *fits[1]) for x in (unlearned[k], retrained[other]))  # type: ignore[misc]
 
 
 def _area(unlearned: Array, retrained: Array, floor: float) -> float:

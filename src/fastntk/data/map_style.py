@@ -154,8 +154,8 @@ def _classes(dataset: Any, label_column: str | None) -> Iterable[str] | None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     if not is_table(dataset):
-        names: Iterable[str] | None = getattr(dataset, "classes", None)
-        return names
+        names = getattr(dataset, "classes", None)
+        return names if isinstance(names, Iterable) else None  # some keep their number there
     wanted = LABEL_COLUMNS if label_column is None else (label_column,)
     named = {key: kind.names for key, kind in (dataset.features or {}).items() if getattr(kind, "names", None)}
     # A transform may rename the column, so that a single ClassLabel counts under any name.

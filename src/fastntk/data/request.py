@@ -7,6 +7,7 @@ Not for the unlearning itself: this only decides which samples have to go, and r
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def class_labels(classes: Iterable[int | str], samples: Samples) -> tuple[int, .
     items = tuple(classes)
     names = samples.classes or ()
     unknown = [item for item in items if (item not in names if isinstance(item, str) else not 0 <= item < samples.num_classes)]
-    numbers = [item for item in unknown if isinstance(item, str) and item.strip().lstrip("+-").isdecimal()]
+    numbers = [item for item in unknown if isinstance(item, str) and re.fullmatch(r"\s*[+-]?\d+\s*", item)]
     if numbers:
         raise InputError(
             f"no class is named {listing(map(repr, numbers))}; labels are given as int: "
@@ -109,9 +110,13 @@ def parse_classes(text: str, samples: Samples) -> tuple[int, ...]:
 
 
 def _as_classes(classes: Any) -> tuple[int | str, ...]:
-    if isinstance(classes, (str, int)):
+    if isinstance(classes, (Tensor, np.ndarray)):
+        classes = classes.tolist()
+    if isinstance(classes, (str, int, np.integer)):
         classes = (classes,)
-    values = classes.tolist() if isinstance(classes, (Tensor, np.ndarray)) else list(classes)
+    if not isinstance(classes, Iterable):
+        raise InputError(f"classes are int (labels) or str (names), or a sequence of them, not {type(classes).__name__}")
+    values = list(classes)
     wrong = [item for item in values if isinstance(item, bool) or not isinstance(item, (str, int, np.integer))]
     if wrong:
         raise InputError(f"classes are int (labels) or str (names), not {listing(map(repr, wrong))}")

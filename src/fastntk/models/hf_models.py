@@ -144,7 +144,7 @@ def _weights(name: str, weights: str | Path) -> tuple[dict[str, Tensor] | None, 
         single = Path(_location(name)) / "model.safetensors"
         return None, file_digest(single) if single.is_file() else None
     path = weights_file(weights, model=f"hf:{name}", known=["pretrained"])
-    return read_weights(path), file_digest(path)
+    return read_weights(path, prefixes=("module.",)), file_digest(path)  # "model." may be a part of such a model
 
 
 def _load(transformers: Any, name: str, *, config: Any, state: dict[str, Tensor] | None) -> tuple[nn.Module, tuple[str, ...]]:

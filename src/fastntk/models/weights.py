@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,10 +28,12 @@ from fastntk.base.errors import InputError, listing
 from fastntk.base.files import regular_file
 
 SAFE_SUFFIXES = (".safetensors",)
-PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".th")
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".th", ".ckpt")
 WEIGHT_SUFFIXES = SAFE_SUFFIXES + PICKLE_SUFFIXES
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "state_dict_ema")
+PREFIXES = ("module.", "model.", "_orig_mod.")
+"""What wrappers put before every name: DataParallel, Lightning, torch.compile."""
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
@@ -88,10 +90,10 @@ def weights_file(weights: str | Path, *, model: str, known: list[str]) -> Path:
     return path
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, *, prefixes: Sequence[str] = PREFIXES) -> dict[str, Tensor]:
     """Read named tensors from a ``.safetensors`` file or a pickle of tensors; code in a pickle is never run.
 
-    Wrappers (``{"state_dict": …}``) and the ``module.`` prefix of DataParallel are removed.
+    Wrappers (``{"state_dict": …}``) and ``prefixes`` that all names have (``module.`` of DataParallel) are removed.
     """
     suffix = path.suffix.lower()
     if suffix not in WEIGHT_SUFFIXES:
@@ -106,8 +108,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     wrong = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if wrong:
         raise InputError(f"{path} should map names to tensors, but these are not tensors: {listing(wrong)}")
-    prefix = "module." if all(str(name).startswith("module.") for name in content) else ""
-    return {str(name)[len(prefix) :]: value for name, value in content.items()}
+    named = {str(name): value for name, value in content.items() if str(name) != "n_averaged"}  # a count of AveragedModel
+    while prefix := next((each for each in prefixes if named and all(name.startswith(each) for name in named)), None):
+        named = {name.removeprefix(prefix): value for name, value in named.items()}
+    return named
 
 
 def _read_safetensors(path: Path) -> object:

@@ -57,8 +57,13 @@ class TangentOperator:
         def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
             return logits(_Bound(self.engine.model, part), x)
 
-        with plain_attention():
-            parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
+        try:
+            with plain_attention():
+                parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
+        except RuntimeError as error:
+            if "allocate" in str(error):  # the memory's fault
+                raise
+            parts = [rows.matvec(v) for _, rows in self.iter_rows()]  # an operation has no forward-mode derivative
         return torch.cat(parts).to(v.device).to(v.dtype)
 
     def rmatvec(self, u: Tensor) -> Tensor:

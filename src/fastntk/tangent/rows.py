@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -233,10 +234,10 @@ class RowEngine:
                     seed[:, k] = 1
                 torch.autograd.grad(source, mode.handle, seed, retain_graph=k + 1 < count, allow_unused=True)
                 if len(pieces) == len(self.direct):
-                    torch.cat([pieces[name].flatten(1) for name in self.direct], 1, out=swept[:, k])
+                    torch.cat([pieces[name].reshape(len(inputs), -1) for name in self.direct], 1, out=swept[:, k])
                 else:
                     for name, rows in pieces.items():
-                        swept[:, k, self.places[name]] = rows.flatten(1)
+                        swept[:, k, self.places[name]] = rows.reshape(len(inputs), -1)
         return swept, mode
 
     def _generic_rows(self, inputs: Tensor, body: Tensor) -> None:
@@ -256,12 +257,30 @@ class RowEngine:
             except RuntimeError as error:
                 if "allocate" in str(error):  # the memory's fault, not the model's
                     raise
-                raise InputError(
-                    f"Rows of {listing(self.generic)} cannot be made: torch has no rule for mapping over samples what the model "
-                    f"does with them ({str(error).splitlines()[0]}). Leave them out of the subset, or take a method without rows."
-                ) from error
+                warnings.warn(
+                    f"torch cannot map over samples what the model does with {listing(self.generic)} "
+                    f"({str(error).splitlines()[0]}): their rows are made one by one, which is slow.",
+                    stacklevel=2,
+                )
+                jacobians = self._one_by_one(one, values, inputs)
         for name, rows in jacobians.items():
-            body[:, :, self.places[name]] = rows.flatten(2)
+            body[:, :, self.places[name]] = rows.reshape(*rows.shape[:2], -1)
+
+    def _one_by_one(
+        self, one: Callable[[dict[str, Tensor], Tensor], Tensor], values: dict[str, Tensor], inputs: Tensor
+    ) -> dict[str, Tensor]:
+        """A backward pass for every sample and class: rows (n, C, …) by name."""
+        made: dict[str, list[Tensor]] = {name: [] for name in values}
+        for x in inputs:
+            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+            with torch.enable_grad():
+                outputs = one(leaves, x).unbind()
+            for k, output in enumerate(outputs):
+                keep = k + 1 < len(outputs)
+                grads = torch.autograd.grad(output, list(leaves.values()), retain_graph=keep, materialize_grads=True)
+                for name, grad in zip(leaves, grads):
+                    made[name].append(grad)
+        return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in made.items()}
 
     def _head_candidate(self) -> tuple[str, Tensor, Tensor | None] | None:
         try:
@@ -344,7 +363,9 @@ def _closes(mode: SiteMode, output: Tensor) -> bool:
         head_output is not None
         and features is not None
         and features.dim() == 2
-        and (head_output is output or (head_output.shape == output.shape and torch.equal(head_output, output)))
+        and head_output._version == mode.head_version  # not written to since
+        and head_output.data_ptr() == output.data_ptr()
+        and (head_output.shape, head_output.stride()) == (output.shape, output.stride())
     )
 
 

@@ -68,6 +68,7 @@ class SiteMode(TorchFunctionMode):
         self.handle = torch.zeros((), requires_grad=True)
         self.features: Tensor | None = None
         self.head_output: Tensor | None = None
+        self.head_version = 0
         self.met: set[str] = set()
         self.unsupported: dict[str, str] = {}
         self.order: dict[str, None] = {}
@@ -134,6 +135,7 @@ class SiteMode(TorchFunctionMode):
             return F.linear(x, weight, bias)
         self.features = x
         self.head_output = F.linear(x, weight, bias)
+        self.head_version = self.head_output._version
         return self.head_output
 
 

@@ -11,6 +11,7 @@ What of g is no multiple of Σ s_b·m_b is an error: the loss of the record is n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,12 +97,20 @@ def check_first(seen: Measure, *, low: bool) -> None:
         )
 
 
-def check_all(middle: float, *, low: bool) -> None:
-    """The same at the end, by the middle one of all steps' errors."""
+def check_all(middle: float, mean: float, *, low: bool) -> None:
+    """The same at the end, by the middle one of all steps' errors, and by their mean: some steps may be clipped by value."""
+    middle = max(middle, mean)
     if middle > FIT * (10 if low else 1):
         raise InputError(
             f"The gradients that reached the head are not those of the loss given: {100 * middle:.0f} % of them is something "
-            "else. A replay by this record would not follow the training."
+            "else (as where they are clipped by value, or the loss changes on the way). A replay by this record would not follow "
+            "the training."
+        )
+    if middle > FIT / 2 * (10 if low else 1):
+        warnings.warn(
+            f"{100 * middle:.1f} % of the gradients that reached the head is something else than the loss given, as where some "
+            "are clipped by value: a replay will follow the training only roughly",
+            stacklevel=3,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +41,40 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _prefers_channels_last(model: nn.Module) -> bool:
-    """Models that convolve, but not with GroupNorm: in that layout its gradient (torch 2.13) crashes if its input needs none."""
-    kinds = [type(module) for module in model.modules()]
-    return any(issubclass(kind, nn.Conv2d) for kind in kinds) and not any(issubclass(kind, nn.GroupNorm) for kind in kinds)
+def _prefers_channels_last(model: nn.Module, inputs: Tensor) -> bool:
+    """Models that convolve, but not with GroupNorm: in that layout its gradient (torch 2.13) crashes if its input needs none.
+
+    Nor those that cannot take it, such as by ``x.view(n, -1)``: that is tried with two of the inputs, once a model.
+    """
+    if inputs.dim() != 4 or len(inputs) == 0:
+        return False
+    known = _LAYOUTS.get(model)
+    if known is None:
+        kinds = [type(module) for module in model.modules()]
+        convolves = any(issubclass(kind, nn.Conv2d) for kind in kinds)
+        known = (
+            convolves and not any(issubclass(kind, nn.GroupNorm) for kind in kinds) and _takes_channels_last(model, inputs[:2])
+        )
+        _LAYOUTS[model] = known
+    return known
+
+
+_LAYOUTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _takes_channels_last(model: nn.Module, inputs: Tensor) -> bool:
+    try:
+        with eval_mode(model):
+            logits(model, inputs.contiguous(memory_format=torch.channels_last))
+    except (RuntimeError, InputError):  # what else is wrong will be said in the plain layout
+        return False
+    return True
 
 
 def fast_layout(model: nn.Module, inputs: Tensor) -> Tensor:
     """Images in channels-last memory where the model convolves: same values, faster on CPUs."""
-    if inputs.dim() == 4 and _prefers_channels_last(model):
+    if _prefers_channels_last(model, inputs):
         return inputs.contiguous(memory_format=torch.channels_last)
     return inputs
 
@@ -149,6 +175,6 @@ def working_copy(run: Run) -> nn.Module:
 def fast_copy(run: Run) -> nn.Module:
     """A working copy for rows and forward passes: convolutions in the memory layout that CPUs prefer."""
     work = working_copy(run)
-    if _prefers_channels_last(work):
+    if run.samples is not None and _prefers_channels_last(work, run.samples.inputs):
         work = work.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return work

@@ -26,6 +26,8 @@ from fastntk.tuning import Subset
 
 EXPECTED_STEPS = 1000
 """Steps for which the body's gradients should have room, where the loop does not say how many there will be."""
+REMEMBERED = 1000
+"""Steps of unequal batches that are looked at."""
 QUEUE = 16
 """Steps whose numbers may be on their way from the device at once."""
 
@@ -33,12 +35,15 @@ QUEUE = 16
 @dataclass(frozen=True, eq=False)
 class Ended:
     """Of the whole path: what each step was clipped by and the norm of its body's gradient (S,), the norm that was clipped to,
-    and the middle one of the steps' errors."""
+    the middle one of the steps' errors, and their mean by the size of the gradient. ``by_size``: whether batches of unequal size
+    counted by their sizes in a step (None: there were none)."""
 
     clips: Tensor
     norms: Tensor
     max_norm: float | None
     error: float
+    mean_error: float
+    by_size: bool | None
 
 
 class PathStore:
@@ -58,6 +63,7 @@ class PathStore:
             self._abandoned = weakref.finalize(self, _abandon, self._stack)
         self._writer: TraceWriter | None = None
         self._queue: list[Step] = []
+        self._unequal: list[tuple[float, float]] = []
         self._measures: list[Tensor] = []
         self._options: list[Numbers] = []
 
@@ -130,6 +136,10 @@ class PathStore:
             parts=list(zip(step.counts, shares)),
             targets=step.targets,
         )
+        if len(set(step.counts)) > 1 and len(self._unequal) < REMEMBERED:
+            part = torch.tensor(shares, dtype=torch.float64) / sum(shares)
+            count = torch.tensor(step.counts, dtype=torch.float64)
+            self._unequal.append((float((part - count / count.sum()).abs().max()), float((part - 1 / len(part)).abs().max())))
         self._check_room()
         if writer.nbytes("features") > HALF_ABOVE and self._like.dtype == torch.float32:
             writer.narrow()
@@ -168,7 +178,15 @@ class PathStore:
         self._opened.epoch(self._subset.get())
         measures = torch.stack(self._measures)
         clips, most = clipping(measures)
-        return Ended(clips, measures[:, 2], most, float(measures[:, 1].median()))
+        errors, sizes = measures[:, 1], measures[:, 3] * measures[:, 0].abs()
+        mean = float((errors * sizes).norm() / sizes.norm().clamp_min(1e-30))
+        return Ended(clips, measures[:, 2], most, float(errors.median()), mean, self._by_size())
+
+    def _by_size(self) -> bool | None:
+        if not self._unequal:
+            return None
+        sized, equal = torch.tensor(self._unequal).median(0).values.tolist()
+        return bool(sized < 0.02 and sized < equal / 4)
 
     def finish(
         self, ended: Ended, facts: TraceFacts, listed: Samples, relabel: Tensor | None, function: LossFunction | None

@@ -51,7 +51,7 @@ def record(
     *,
     loss: Any,
     trace: bool | str | Path = True,
-    average: Literal["batch", "step"] = "batch",
+    average: Literal["batch", "step"] | None = None,
     steps: int | None = None,
     room: int = GRADIENTS_UP_TO,
 ) -> Recorder:
@@ -59,8 +59,9 @@ def record(
 
     ``loss(logits, targets)``: the mean loss that the loop uses, a function or a name ("cross-entropy"). ``trace``: True keeps the
     record in memory, a path puts it into a new folder. ``average``: what a step of several accumulated batches is, the mean of
-    their means, or the mean of all their samples. ``steps``: how many there will be, if known; with ``room`` (bytes) it decides
-    how much of the body's path is kept, from the head inwards.
+    their means ("batch"), or the mean of all their samples ("step"); None: as batches of unequal size show, else the first.
+    ``steps``: how many there will be, if known; with ``room`` (bytes) it decides how much of the body's path is kept, from the
+    head inwards.
     """
     return Recorder(model, subset, optimizer, loss=loss, trace=trace, average=average, steps=steps, room=room)
 
@@ -76,7 +77,7 @@ class Recorder:
         *,
         loss: Any,
         trace: bool | str | Path,
-        average: Literal["batch", "step"],
+        average: Literal["batch", "step"] | None,
         steps: int | None,
         room: int,
     ) -> None:
@@ -101,7 +102,7 @@ class Recorder:
         self._low = False
         self._broken: str | None = None
         self._done = False
-        self._version = self._versions()
+        self._version, self._after = self._versions(), self._head.layer.weight.detach().clone()
         self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
@@ -156,7 +157,8 @@ class Recorder:
             self._check_end()
             assert listed is not None
             ended = self._store.end()
-            check_all(ended.error, low=self._low)
+            check_all(ended.error, ended.mean_error, low=self._low)
+            self._decide_average(ended)
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
         except BaseException:
             self.close()
@@ -180,7 +182,7 @@ class Recorder:
 
     def _entered(self, ids: Any, targets: Tensor) -> Part:
         names, targets = names_and_targets(ids, targets)
-        if self._versions() != self._version:
+        if self._moved(now=not self._after.is_cuda):
             raise InputError(
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
@@ -281,7 +283,7 @@ class Recorder:
         )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._version = self._versions()
+        self._version, self._after = self._versions(), self._head.layer.weight.detach().clone()
         self._pending, prepared, self._prepared = [], self._prepared, None
         if prepared is None or self._broken is not None or self._done:
             return
@@ -310,6 +312,11 @@ class Recorder:
             self._loss = recognised(self._given_loss, weight.shape[0], soft=soft, like=weight)
         return self._loss
 
+    def _moved(self, *, now: bool) -> bool:
+        """Whether somebody else wrote to the tuned parameters since the last step. Writing through ``.data`` leaves no version:
+        ``now`` compares the head's weight as well, which a GPU would have to be waited for."""
+        return self._versions() != self._version or (now and not torch.equal(self._head.layer.weight, self._after))
+
     def _versions(self) -> tuple[int, ...]:
         return tuple(parameter._version for parameter in self._parameters.values())
 
@@ -335,7 +342,7 @@ class Recorder:
                 "No step was recorded: put the loop's forward, backward and step into `with recorder.batch(ids, targets)`."
             )
         waiting = len(self._pending)
-        if self._versions() != self._version:
+        if self._moved(now=True):
             raise InputError(
                 "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
                 "optimiser, a loaded checkpoint, averaged weights): the recorded path does not lead to them."
@@ -347,6 +354,17 @@ class Recorder:
                 f"{waiting} batches at the end had no step of the optimiser: they are not part of the recorded path.",
                 stacklevel=3,
             )
+
+    def _decide_average(self, ended: Ended) -> None:
+        shown: Literal["batch", "step"] = "step" if ended.by_size else "batch"
+        if self._average is not None and ended.by_size is not None and self._average != shown:
+            how = "by their size" if ended.by_size else "alike"
+            warnings.warn(
+                f"average={self._average!r} was given, but batches of unequal size counted {how} in a step, which is "
+                f"average={shown!r}: a replay without some of their samples would be off",
+                stacklevel=3,
+            )
+        self._average = self._average or shown
 
     def _facts(self, ended: Ended) -> TraceFacts:
         loss, head, kept = self._recognised_loss(), self._head, self._store.kept
@@ -366,7 +384,7 @@ class Recorder:
             smoothing=loss.smoothing,
             anchor=tensor_digest(self._anchor),
             trained=tensor_digest(self.subset.get()),
-            average=self._average,
+            average=self._average or "batch",
             max_norm=ended.max_norm,
             fingerprint=fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None,
             buffers=tuple(moved),
@@ -388,8 +406,8 @@ def _check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) -
         raise InputError("record: the subset belongs to another model. Use tune(model, spec) on the model that is trained.")
     if trace is not True and not isinstance(trace, str | Path):
         raise InputError(f"trace must be True (in memory) or a new folder; got {trace!r}.")
-    if average not in ("batch", "step"):
-        raise InputError(f"average must be 'batch' or 'step'; got {average!r}.")
+    if average not in (None, "batch", "step"):
+        raise InputError(f"average must be 'batch', 'step' or None; got {average!r}.")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise InputError(
             "Recording sees one process's share of every batch, and this training runs in several. Record a run of one process."

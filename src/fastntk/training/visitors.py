@@ -38,6 +38,7 @@ class Visitors:
         self._labels: list[int] = []
         self._epoch: set[int] = set()
         self._visits = self._all = 0
+        self._mixed = False
 
     def arrive(self, names: tuple[str, ...], targets: Tensor) -> tuple[Tensor, bool]:
         """The positions of a batch, and whether it begins an epoch: most of it was here since the last one began, and as many
@@ -52,6 +53,13 @@ class Visitors:
                 f"{targets.dtype} {tuple(targets.shape)}."
             )
         self.soft = soft
+        if soft and not self._mixed and _mixed(targets):
+            self._mixed = True
+            warnings.warn(
+                "targets have mass on two classes and the same little on all others, as where images are mixed (mixup, CutMix). "
+                "A mixed image has one id here: forgetting a sample will leave its share in the images it was mixed into",
+                stacklevel=5,
+            )
         labels = (targets.argmax(1) if self.soft else targets).tolist()
         wrong = [name for name, label in zip(names, labels) if not 0 <= label < self._classes]
         if wrong:
@@ -97,3 +105,12 @@ class Visitors:
         if others and not self.soft:
             raise InputError(f"The samples given to finish have other labels than the loop used: {listing(others)}.")
         return samples.counting(max(self._classes, samples.num_classes)) if samples.classes is None else samples, places
+
+
+def _mixed(targets: Tensor) -> bool:
+    """Whether some soft targets (B, C) look like those of two images; with three classes that cannot be told."""
+    if targets.shape[1] < 4:
+        return False
+    first, second, third = targets.topk(3, 1).values.unbind(1)
+    low = targets.min(1).values
+    return bool(((second - low > 1e-3) & (third - low < 1e-6) & (first < 1)).any())

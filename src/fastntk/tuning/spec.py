@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fastntk.base.errors import InputError, listing
 from fastntk.tuning.adapters import adapter_parameters, adapters_of, attach_lora, inside
@@ -22,7 +23,7 @@ from fastntk.tuning.prompts import attach_prompts
 from fastntk.tuning.subset import Subset
 
 WORDS = ("norm", "head", "prompts", "lora", "all")
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def tune(
@@ -102,7 +103,8 @@ def _names(model: nn.Module, term: str) -> list[str]:
 
 
 def _in_module(names: list[str], module: str) -> list[str]:
-    return [name for name in names if name.rpartition(".")[0] == module]
+    inner = f"{module}.parametrizations." if module else "parametrizations."  # where weight_norm and the like keep a weight
+    return [name for name in names if name.rpartition(".")[0] == module or name.startswith(inner)]
 
 
 def _adapter_names(model: nn.Module) -> list[str]:
@@ -120,7 +122,7 @@ def _norm_names(model: nn.Module) -> list[str]:
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         if isinstance(module, NORMS)
-        for name, _ in module.named_parameters(recurse=False)
+        for name, _ in module.named_parameters()
     ]
     if not names:
         raise InputError(

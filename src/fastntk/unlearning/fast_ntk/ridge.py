@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -94,7 +95,7 @@ def closed_form(
     check_damping(damping)
     if scale_fit not in get_args(ScaleFit):
         raise InputError(f"scale_fit must be one of {', '.join(get_args(ScaleFit))}; got {scale_fit!r}.")
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
         raise InputError(f"scale must be a finite number or None (fitted), got {scale!r}.")
     started = time.perf_counter()
     rows = linearisation.rows
@@ -126,7 +127,7 @@ def closed_form(
 
 def check_damping(damping: float | None) -> None:
     """Refuse what is no damping; None stands for the default."""
-    if damping is not None and not (isinstance(damping, int | float) and math.isfinite(damping) and damping > 0):
+    if damping is not None and not (isinstance(damping, Real) and math.isfinite(damping) and damping > 0):
         raise InputError(
             f"damping must be a number > 0, got {damping!r}. It is relative: λ = damping·tr(A)/d; equation (1)'s default is "
             f"{DAMPING}, the softmax form fits its own."

@@ -69,8 +69,8 @@ def tangent_replay_update(
     """
     check_average(average)
     check_blend(blend)
-    if not 0 <= polish <= recipe.epochs:
-        raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish}.")
+    if isinstance(polish, bool) or not isinstance(polish, int) or not 0 <= polish <= recipe.epochs:
+        raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish!r}.")
     started = time.perf_counter()
     selected = choose_path(linearisation, labels, recipe, path=path)
     network = linearisation.outputs.softmax(1)
