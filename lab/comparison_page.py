@@ -120,7 +120,7 @@ def _shift_text(records: list[Record], reference: list[Record], *, retrain: bool
 
 
 def separation(records: list[Record], reference: list[Record]) -> Attack | None:
-    """U-LiRA of a row's models against the Retrains of the same seeds; None where there are too few."""
+    """U-LiRA of a row's models against the Retrains of these seeds; None where there are too few."""
     sides = _sides(records, reference)
     return None if sides is None else u_lira(*sides)
 
