@@ -64,6 +64,13 @@ def test_the_standard_error_is_the_scatter_over_ensembles() -> None:
     assert 0.7 * scatter < np.mean([item.auc_standard_error for item in attacks]) < 1.8 * scatter
 
 
+def test_four_models_a_side_are_enough() -> None:
+    attacks = [u_lira(*ensembles(shift, size=4)) for shift in (0.0, 3.0)]
+    assert all(math.isfinite(attack.auc_standard_error) for attack in attacks)
+    assert attacks[0].auc == pytest.approx(0.5, abs=0.1)
+    assert attacks[1].auc > 0.75
+
+
 def test_retrain_against_itself_is_one_half_and_steadier_than_one_split() -> None:
     rng = np.random.default_rng(4)
     pools = [rng.normal(size=(16, 30)) + rng.normal(size=(16, 1)) for _ in range(12)]
