@@ -108,16 +108,18 @@ def test_a_damaged_file_of_keys_is_said_before_anything_is_removed(photos: Path,
 
 @pytest.mark.parametrize("more", ["--data|{photos}@train", "--no-images"])
 def test_the_planned_command_asks_for_all_that_was_asked(photos: Path, run: Path, more: str) -> None:
-    asked = ["--classes", "Bob", "--ids", "Ada L./im 0.png,Ada L./im 1.png", *more.format(photos=photos).split("|")]
+    ids = photos.parent / "gone.txt"
+    ids.write_text("Ada L./im 0.png\nAda L./im 1.png\n")
+    asked = ["--classes", "Bob", "--ids-file", str(ids), *more.format(photos=photos).split("|")]
     (line,) = (each for each in command("plan", run, *asked).output.splitlines() if each.startswith("Next: "))
     words = shlex.split(line.removeprefix("Next: "))
     assert words[:3] == ["fastntk", "unlearn", str(run)]
-    for option in (word for word in asked if word.startswith("--")):
-        assert option in words
-    assert {word for word in asked if not word.startswith("--")} <= set(words)
+    assert set(asked) <= set(words)
     result = photos.parent / "the result"
-    command(*words[1 : words.index("--out")], "--out", result)
+    command(*words[1 : words.index("--out")], *words[words.index("--out") + 2 :], "--out", result)
     assert json.loads((result / "manifest.json").read_text())["extra"]["request"]["forget"] == EACH + 2
+    named = command("plan", run, "--classes", "Bob", "--ids", "Ada L./im 0.png", "--no-images").output
+    assert "--classes Bob --ids ID,ID --method" in named  # ids are not repeated, nor left out
 
 
 def test_hidden_names_need_their_key(photos: Path) -> None:
@@ -126,10 +128,15 @@ def test_hidden_names_need_their_key(photos: Path) -> None:
     link.symlink_to(run)
     command("unlearn", link, "--classes", "1", "--depth", "head", "--out", photos.parent / "by-link")  # the key is beside the run
     away = key.rename(key.with_suffix(".away"))
-    for more in ([], ["--no-images"]):
-        said = command("unlearn", run, "--classes", "1", *more, "--out", photos.parent / "result", code=2).output
-        assert "class names of this run are hidden" in said
-        assert not (photos.parent / "result").exists()
+    said = command("unlearn", run, "--classes", "1", "--out", photos.parent / "result", code=2).output
+    assert "class names of this run are hidden" in said
+    assert not (photos.parent / "result").exists()
+    blind = photos.parent / "blind"  # by another key than its names, so it knows no source
+    command("unlearn", run, "--classes", "1", "--no-images", "--out", blind)
+    assert json.loads((blind / "manifest.json").read_text())["source"] is None
+    assert (
+        "does not say where its data came from" in command("unlearn", blind, "--ids", "çé/im 0.png", "--out", f"{blind}2").output
+    )
     away.rename(key)
     command("unlearn", run, "--classes", "1", "--depth", "head", "--out", photos.parent / "result")
     command("unlearn", photos.parent / "result", "--ids", "çé/im 0.png", "--depth", "head", "--out", photos.parent / "next")

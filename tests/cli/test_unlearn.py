@@ -105,7 +105,8 @@ def test_patterns_files_and_persons_name_the_same_samples(run_folder: Path, run:
     planned = command("plan", run_folder, *who, "--method", "full")
     assert planned.exit_code == 0, planned.output
     assert "12 samples (10 retained)" in planned.stdout
-    assert "--person NAME --persons-file CSV" in planned.stdout
+    assert f"--person NAME --person NAME --persons-file {people}" in planned.stdout
+    assert "Lovelace" not in planned.output
 
 
 def test_a_result_keeps_digests_and_no_ids(run: Any, tmp_path: Path) -> None:

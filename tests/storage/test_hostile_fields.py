@@ -118,6 +118,7 @@ RUN_MAY: dict[str, set[str]] = {
     "history.0.seconds": {"absent", "fraction", "vast float"},
     "data.shape": {"null"},  # of a run whose data nobody saw
     "data.digest": {"null"},
+    "data.per_class": {"absent"},
     "data.key": {"null", "absent", "text"},  # of a key that nobody has: ids are then compared by the trace alone
     "source": {"null", "empty object"},  # read where the data is loaded again
     "extra": {"empty object"},

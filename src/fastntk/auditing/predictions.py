@@ -129,11 +129,11 @@ def _predicted(model: nn.Module, vector: Tensor, sets: Mapping[str, Samples], *,
 def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = True) -> tuple[Tensor, Tensor | None]:
     """Eval-mode logits (n, C) and, where the model ends in a linear head, its inputs (n, H), on the CPU."""
     parts: list[Tensor] = []
+    batches = fast_layout(model, inputs).split(BATCH)  # before anything is listened to: it may try the model
     head = _head(model) if features else None
     hook = None if head is None else head.register_forward_pre_hook(lambda _, arguments: parts.append(_flat(arguments[0])))
     try:
         with eval_mode(model):
-            batches = fast_layout(model, inputs).split(BATCH)
             outputs = torch.cat([logits(model, batch) for batch in track(batches, title)])
     finally:
         if hook is not None:

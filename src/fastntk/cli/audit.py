@@ -58,7 +58,8 @@ def audit(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the attack's folds and of relearning's batches.")
+        int,
+        typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="Of the attack's folds and of relearning's batches."),
     ] = 0,
     device: Device = "auto",
     threads: Threads = None,

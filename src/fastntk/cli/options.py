@@ -19,7 +19,9 @@ Device = Annotated[
         help="Where the network runs; auto: cuda where there is one, else cpu (never mps).",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides batch order and every other draw.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="Decides batch order and every other draw.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
 RunFolder = Annotated[
     Path,

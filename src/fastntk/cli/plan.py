@@ -120,27 +120,27 @@ def plan(
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     name = "retrain" if cheaper else best.method
     output.say(str(result).replace(result.table(), table_with_one_mark(result, name)))
-    given = {
-        "--classes": classes,
-        "--ids": ids,
-        "--ids-file": ids_file,
-        "--person": person,
-        "--persons-file": persons_file,
-        "--data": data,
-        "--accept-outside": accept_outside,
-        "--method": name,
-    }
-    routed = {
-        "--loss-with": loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None),
-        "--device": None if device == "auto" else device,
-        "--rows": rows,
-        "--memory-budget": memory_budget,
-        "--disk-budget": disk_budget,
-    }
-    given |= {} if cheaper else routed
-    words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
-    words += [] if images else ["--no-images"]
-    words += [] if cheaper else [word for text in option or [] for word in ("--option", text)]
+    # Ids and people are not repeated: what is printed may be kept.
+    given: list[tuple[str, object]] = [
+        ("--classes", classes),
+        ("--ids", ids and "ID,ID"),
+        ("--ids-file", ids_file),
+        *(("--person", "NAME") for _ in person or ()),
+        ("--persons-file", persons_file),
+        ("--data", data),
+        ("--accept-outside", accept_outside),
+        ("--method", name),
+    ]
+    if not cheaper:
+        given += [
+            ("--loss-with", loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None)),
+            ("--device", None if device == "auto" else device),
+            ("--rows", rows),
+            ("--memory-budget", memory_budget),
+            ("--disk-budget", disk_budget),
+            *(("--option", text) for text in option or ()),
+        ]
+    words = [str(word) for pair in given if pair[1] is not None for word in pair] + ([] if images else ["--no-images"])
     record = {"command": "plan", "run": str(run), **result.details()}
     output.finish(record, then=["fastntk", "unlearn", str(run), *words, "--out", str(out)])
     if open_question:

@@ -84,7 +84,7 @@ def unlearn(
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), product, curved, tangent.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="For methods that draw: another seed.")
+        int | None, typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="For methods that draw: another seed.")
     ] = None,
     retrain_with: RetrainWith = None,
     loss_with: LossWith = None,

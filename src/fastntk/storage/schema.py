@@ -175,6 +175,9 @@ def check_manifest(manifest: Any) -> None:
     names, count = typed["data"]["classes"], typed["data"]["num_classes"]
     if names is not None and len(names) != count:
         raise InputError(f"data.num_classes: expected {len(names)} for so many class names, found {count}")
+    each = typed["data"].get("per_class")
+    if each is not None and (len(each) != count or sum(each) != typed["data"]["count"]):
+        raise InputError(f"data.per_class: expected {count} numbers that add up to {typed['data']['count']}, found {each}")
     if len(set(typed["subset"])) != len(typed["subset"]):
         raise InputError("subset: a name occurs twice")
 

@@ -147,11 +147,6 @@ def prepare(
     assert isinstance(origin, Run)
     check_precision(origin.subset.parameters.items())
     check_reason(accept_outside)
-    if origin.key is None and (origin.source or {}).get("class_names") == "hidden":
-        raise InputError(
-            "The class names of this run are hidden by a key that is not there. A result would hide its own by another one, and "
-            "never find its images again: put the key's file beside the run."
-        )
     check_finite(origin.model, what="The run's model")
     because = "it was asked for"
     if method is None:

@@ -73,8 +73,13 @@ class Unlearned:
 
     @property
     def source(self) -> dict[str, Any] | None:
-        """Where the retained samples can be loaded again: the run's source, without those that keyed digests stand for."""
+        """Where the retained samples can be loaded again: the run's source, without those that keyed digests stand for.
+
+        None where the key that hides the run's class names is not there: this result has another, which would not find them.
+        """
         source = self.run.source
+        if source is not None and source.get("class_names") == "hidden" and self.run.key is None:
+            return None
         if source is None or not len(self.split.forget):
             return source
         entry = {"key": key_name(self.key), "ids": self.forgotten_digests}
