@@ -46,8 +46,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
   all of them), which is what a perfect method would show. It needs at least {least} models a side. Seed-only: data, forget set
-  and anchor are the same for all models. Each model is held against a Retrain of another seed. With so few models it tells large from small; more of them, in a small setting:
-  [results-attacks.md](results-attacks.md).
+  and anchor are the same for all models. Each model is held against a Retrain of another seed. With so few models it tells large
+  from small; more of them, in a small setting: [results-attacks.md](results-attacks.md).
 - *Shift*: median over the forgotten samples of the shift of the mean log-odds from Retrain's, in Retrain's standard deviations,
   ± its standard error. Above 0 they are known too well, below 0 pushed too far; in Retrain's row how far one half strays from the
   other.

@@ -259,7 +259,7 @@ def test_requirements_are_refused_before_any_work(toy, result) -> None:
     assert "several seeds" in refused(toy, result, reference="retrain", retrains=0, require=["weights<=spread"])
     assert "cannot be read" in refused(toy, result, require="nonsense")
     assert "at least 8 models" in refused(toy, result, reference="retrain", ensemble=2)
-    assert "relearn_threshold must be > 0" in refused(toy, result, reference="retrain", relearn_threshold=0.0)
+    assert "relearn_threshold must be finite and > 0" in refused(toy, result, reference="retrain", relearn_threshold=0.0)
 
 
 def test_the_cost_says_whether_rows_were_made_before(toy: Any) -> None:
