@@ -57,10 +57,10 @@ def _request(
         for label, entry in rows.items():
             outputs = read_outputs(outputs_file(models, request, f"{slug(label)}-{entry['digest'][:8]}", seed))
             if outputs is not None:
-                others.setdefault(label, {})[str(seed)] = _to_others(outputs, seed, retrains, entry["digest"])
+                _add(others, label, outputs, seed, retrains, entry["digest"])
         full = read_outputs(outputs_file(models, request, "full", seed))
         if full is not None:
-            others.setdefault("full", {})[str(seed)] = _to_others(full, seed, retrains, None)
+            _add(others, "full", full, seed, retrains, None)
     return {
         "retrains": known.get("retrains", {}) | figures,
         "spread": known.get("spread", {}) | pairs,
@@ -68,6 +68,12 @@ def _request(
     }
 
 
-def _to_others(outputs: Outputs, seed: int, retrains: dict[int, Outputs], digest: str | None) -> dict[str, Any]:
+def _add(
+    others: dict[str, Any], label: str, outputs: Outputs, seed: int, retrains: dict[int, Outputs], digest: str | None
+) -> None:
+    """Put in a row's distances to other seeds' Retrains; those to Retrains whose logits are gone stay, if it is the same row."""
+    entries = others.setdefault(label, {})
+    before = entries.get(str(seed), {})
+    known = before.get("by_seed", {}) if before.get("digest") == digest else {}
     distances = {str(other): variation(outputs, retrain) for other, retrain in retrains.items() if other != seed}
-    return {"digest": digest, "by_seed": distances}
+    entries[str(seed)] = {"digest": digest, "by_seed": known | distances}

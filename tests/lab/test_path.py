@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,18 @@ def test_u_lira_stands_beside_retrains_against_retrains() -> None:
     assert shifted.u_lira.auc > 0.9
     assert too_few is not None
     assert too_few.u_lira is None
+
+
+def test_distances_to_retrains_whose_logits_are_gone_stay(tmp_path: Path, shared_work: Path) -> None:
+    run(tmp_path, shared_work, rows=["memo"])
+    before = read(tmp_path, "between")["requests"]
+    own = tmp_path / "work"
+    shutil.copytree(shared_work, own)
+    for file in own.rglob("path/*/retrain-seed101.safetensors"):
+        file.unlink()
+    run(tmp_path, own, only_finish=True)
+    assert read(tmp_path, "between")["requests"] == before
+    assert sorted(before[TINY.requests[0].name]["others"]["memo"]["100"]["by_seed"]) == ["101", "102"]
 
 
 def test_targets_are_held_against_what_was_measured(tmp_path: Path, shared_work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
