@@ -13,25 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
+from invoking import command
 from PIL import Image
-from typer.testing import CliRunner
 
 import fastntk
 from fastntk.base.atomic import leftovers
-from fastntk.cli.app import app
 from fastntk.cli.request import open_run
 from fastntk.data.digits import open_digits
 from fastntk.storage.keys import key_file
 
 NAMES = ("Ada L.", "Bob", "çé")
 EACH = 6
-
-
-def command(*arguments: object, code: int = 0) -> Result:
-    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert outcome.exit_code == code, outcome.output
-    return outcome
 
 
 @pytest.fixture(scope="module")

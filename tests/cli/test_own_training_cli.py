@@ -11,13 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from invoking import command
 from torch import nn
-from typer.testing import CliRunner
 
 import fastntk
 import fastntk.schemas
 from fastntk.auditing import schema
-from fastntk.cli.app import app
 
 MODULE = """
 import torch
@@ -39,12 +38,6 @@ def loss(logits, targets):
 
 number = 3
 """
-
-
-def command(*arguments: object, code: int = 0) -> Any:
-    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert outcome.exit_code == code, outcome.output
-    return outcome
 
 
 def printed(*arguments: object) -> dict[str, Any]:

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from invoking import command
 from PIL import Image
-from typer.testing import CliRunner
 
 import fastntk
 from fastntk.auditing.predictions import observe
-from fastntk.cli.app import app
 from fastntk.cli.request import open_run
 from fastntk.data.digits import open_digits
 from fastntk.storage.keys import key_file
@@ -28,12 +27,6 @@ from fastntk.storage.results import load_result
 
 PEOPLE = ("Ada Lovelace", "Grace Hopper", "Mary Shelley")
 GONE, EACH = PEOPLE[1], 9
-
-
-def command(*arguments: object) -> Any:
-    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert outcome.exit_code == 0, outcome.output
-    return outcome
 
 
 def portraits(root: Path) -> Path:

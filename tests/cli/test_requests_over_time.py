@@ -19,25 +19,18 @@ import jsonschema
 import pytest
 import torch
 import typer
+from invoking import command
 from PIL import Image
-from typer.testing import CliRunner
 
 import fastntk.schemas
 from fastntk.base.atomic import _claim, sweep
 from fastntk.base.errors import InputError
 from fastntk.cli import erase as erase_module
-from fastntk.cli.app import app
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import load_run
 
 CLASSES = ("ape", "bee", "cat")
 EACH = 5
-
-
-def command(*arguments: object, code: int = 0) -> Any:
-    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert outcome.exit_code == code, outcome.output
-    return outcome
 
 
 def printed(*arguments: object) -> dict[str, Any]:

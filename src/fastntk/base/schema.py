@@ -26,6 +26,8 @@ from fastntk.base.files import read_bytes
 MAX_BYTES = 2**28
 MAX_DEPTH = 64
 MAX_INTEGER = 2**63 - 1
+MAX_GIVEN = 2**62
+"""Of a seed or a count that somebody gives: what is reckoned from it, as the seeds that follow, has to be written too."""
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.marks import AUDIT, check_audit
+from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import duration
-from fastntk.cli.options import DATA_HELP, LARGEST_SEED, Device, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import AcceptOutside, DataOverride, LossWith, RetrainWith, load_function, open_run, tell_outside
 
@@ -59,7 +60,7 @@ def audit(
     out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The file to write (default RESULT/audit.json).")] = None,
     seed: Annotated[
         int,
-        typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="Of the attack's folds and of relearning's batches."),
+        typer.Option("--seed", metavar="INT", min=0, max=MAX_GIVEN, help="Of the attack's folds and of relearning's batches."),
     ] = 0,
     device: Device = "auto",
     threads: Threads = None,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-LARGEST_SEED = 2**62
-"""Further Retrains have the seeds after it, and records hold numbers of 64 bits."""
+from fastntk.base.schema import MAX_GIVEN
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads to use (default: all that torch finds).")]
 Device = Annotated[
@@ -20,7 +20,7 @@ Device = Annotated[
     ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="Decides batch order and every other draw.")
+    int, typer.Option("--seed", metavar="INT", min=0, max=MAX_GIVEN, help="Decides batch order and every other draw.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output of the same kind once the new one is complete.")]
 RunFolder = Annotated[

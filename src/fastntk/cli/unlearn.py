@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.errors import InputError
+from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.method_options import method_options
-from fastntk.cli.options import LARGEST_SEED, Device, Json, Overwrite, RunFolder, Threads, use_threads
+from fastntk.cli.options import Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, note, progress
 from fastntk.cli.request import (
     AcceptOutside,
@@ -84,7 +85,7 @@ def unlearn(
     path: Annotated[str | None, typer.Option("--path", help="tangent-replay: auto (default), product, curved, tangent.")] = None,
     polish: Annotated[int | None, typer.Option("--polish", help="tangent-replay: last epochs done on the real network.")] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="INT", min=0, max=LARGEST_SEED, help="For methods that draw: another seed.")
+        int | None, typer.Option("--seed", metavar="INT", min=0, max=MAX_GIVEN, help="For methods that draw: another seed.")
     ] = None,
     retrain_with: RetrainWith = None,
     loss_with: LossWith = None,

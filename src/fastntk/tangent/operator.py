@@ -8,6 +8,7 @@ has that, else on the CPU (:func:`fastntk.base.device.with_float64`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -35,6 +36,7 @@ class TangentOperator:
         self.inputs = fast_layout(model, inputs)
         self.chunk = chunk
         self.device = device_of(model)
+        self._only_rows = False
 
     def subset(self, indices: Tensor | slice) -> TangentOperator:
         """The same map on some of the samples."""
@@ -57,14 +59,21 @@ class TangentOperator:
         def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
             return logits(_Bound(self.engine.model, part), x)
 
-        try:
-            with plain_attention():
-                parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
-        except RuntimeError as error:
-            if "allocate" in str(error):  # the memory's fault
-                raise
-            parts = [rows.matvec(v) for _, rows in self.iter_rows()]  # an operation has no forward-mode derivative
-        return torch.cat(parts).to(v.device).to(v.dtype)
+        if not self._only_rows:
+            try:
+                with plain_attention():
+                    parts = [jvp(lambda part, x=x: outputs(part, x), (values,), (direction,))[1] for x in self._batches()]
+                return torch.cat(parts).to(v.device).to(v.dtype)
+            except RuntimeError as error:
+                if "allocate" in str(error):  # the memory's fault, not the model's
+                    raise
+                self._only_rows = True
+                warnings.warn(
+                    f"an operation of the model has no forward-mode derivative ({str(error).splitlines()[0]}): products with its "
+                    "Jacobian are made from rows, which takes longer",
+                    stacklevel=2,
+                )
+        return torch.cat([rows.matvec(v) for _, rows in self.iter_rows()]).to(v.device).to(v.dtype)
 
     def rmatvec(self, u: Tensor) -> Tensor:
         """Jᵀ u: (n, C) → (d,), or (n, C, k) → (d, k)."""

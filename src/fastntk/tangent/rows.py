@@ -64,6 +64,8 @@ class RowEngine:
         self.reasons = dict(mode.unsupported)
         self.lock = threading.RLock()
         """Held by whoever moves the model's weights, so that one linearisation serves requests of several threads."""
+        self.unmapped = False
+        """Whether torch cannot map over samples what the model does with the generic ones: rows are then made one by one."""
         self.misplaced: set[str] = set()
         """Parameters met with a leading dimension that is not the batch; the guards send them the slow way."""
         self._layout()
@@ -253,34 +255,19 @@ class RowEngine:
         # Frozen: tuned parameters of other routes would be recorded as well, and the rows would hold that graph.
         with _frozen(self.model), plain_attention():
             try:
-                jacobians = vmap(jacrev(one), (None, 0))(values, inputs)
+                jacobians = (_one_by_one if self.unmapped else _mapped)(one, values, inputs)
             except RuntimeError as error:
-                if "allocate" in str(error):  # the memory's fault, not the model's
+                if self.unmapped or "allocate" in str(error):  # the memory's fault, not the model's
                     raise
+                self.unmapped = True
                 warnings.warn(
                     f"torch cannot map over samples what the model does with {listing(self.generic)} "
                     f"({str(error).splitlines()[0]}): their rows are made one by one, which is slow.",
                     stacklevel=2,
                 )
-                jacobians = self._one_by_one(one, values, inputs)
+                jacobians = _one_by_one(one, values, inputs)
         for name, rows in jacobians.items():
             body[:, :, self.places[name]] = rows.reshape(*rows.shape[:2], -1)
-
-    def _one_by_one(
-        self, one: Callable[[dict[str, Tensor], Tensor], Tensor], values: dict[str, Tensor], inputs: Tensor
-    ) -> dict[str, Tensor]:
-        """A backward pass for every sample and class: rows (n, C, …) by name."""
-        made: dict[str, list[Tensor]] = {name: [] for name in values}
-        for x in inputs:
-            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
-            with torch.enable_grad():
-                outputs = one(leaves, x).unbind()
-            for k, output in enumerate(outputs):
-                keep = k + 1 < len(outputs)
-                grads = torch.autograd.grad(output, list(leaves.values()), retain_graph=keep, materialize_grads=True)
-                for name, grad in zip(leaves, grads):
-                    made[name].append(grad)
-        return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in made.items()}
 
     def _head_candidate(self) -> tuple[str, Tensor, Tensor | None] | None:
         try:
@@ -354,6 +341,31 @@ def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | N
     for part, rows in iter_rows(engine, inputs, chunk=chunk):
         out[part] = rows.dense()
     return out
+
+
+One = Callable[[dict[str, Tensor], Tensor], Tensor]
+"""From parameters and one image to its logits (C,)."""
+
+
+def _mapped(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+    """Rows (n, C, …) by name, all samples at once."""
+    rows: dict[str, Tensor] = vmap(jacrev(one), (None, 0))(values, inputs)
+    return rows
+
+
+def _one_by_one(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+    """A backward pass for every sample and class: rows (n, C, …) by name."""
+    made: dict[str, list[Tensor]] = {name: [] for name in values}
+    for x in inputs:
+        leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+        with torch.enable_grad():
+            outputs = one(leaves, x).unbind()
+        for k, output in enumerate(outputs):
+            keep = k + 1 < len(outputs)
+            grads = torch.autograd.grad(output, list(leaves.values()), retain_graph=keep, materialize_grads=True)
+            for name, grad in zip(leaves, grads):
+                made[name].append(grad)
+    return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in made.items()}
 
 
 def _closes(mode: SiteMode, output: Tensor) -> bool:

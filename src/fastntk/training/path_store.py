@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from fastntk.tuning import Subset
 
 EXPECTED_STEPS = 1000
 """Steps for which the body's gradients should have room, where the loop does not say how many there will be."""
+Average = Literal["batch", "step"]
 REMEMBERED = 1000
 """Steps of unequal batches that are looked at."""
 QUEUE = 16
@@ -215,6 +217,19 @@ class PathStore:
             self._writer.close()
         if self._target is not None:
             self._abandoned()
+
+
+def average_of(given: Average | None, ended: Ended) -> Average:
+    """What a step of several batches is the mean of: as given, else as batches of unequal size show; said where these differ."""
+    shown: Average = "step" if ended.by_size else "batch"
+    if given is not None and ended.by_size is not None and given != shown:
+        how = "by their size" if ended.by_size else "alike"
+        warnings.warn(
+            f"average={given!r} was given, but batches of unequal size counted {how} in a step, which is average={shown!r}: a "
+            "replay without some of their samples would be off",
+            stacklevel=4,
+        )
+    return given or shown
 
 
 class _Abandoned(BaseException):

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fastntk.base.errors import InputError
-from fastntk.base.schema import parse
+from fastntk.base.schema import MAX_GIVEN, parse
 
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
 Loss = Literal["cross-entropy", "squared"]
 BnStats = Literal["frozen", "update"]
 LARGEST = 1e6
-LARGEST_WHOLE = 2**62
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Recipe:
             whole = name != "lr"
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
-            if whole and value > LARGEST_WHOLE:
-                raise InputError(f"Recipe.{name} must be at most {LARGEST_WHOLE}, got {value!r}.")
+            if whole and value > MAX_GIVEN:
+                raise InputError(f"Recipe.{name} must be at most {MAX_GIVEN}, got {value!r}.")
             if not math.isfinite(value) or value < least or (strict and value == least):
                 raise InputError(f"Recipe.{name} must be {'>' if strict else '≥'} {least}, got {value!r}.")
         # Beyond it, optimisers multiply numbers that their precision does not hold.

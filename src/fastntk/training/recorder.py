@@ -34,11 +34,12 @@ from fastntk.training.live_optimizer import LiveOptimizer, numbers_of, recorded_
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, recognised
 from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors
 from fastntk.training.network import check_precision
-from fastntk.training.path_store import Ended, PathStore
+from fastntk.training.path_store import Ended, PathStore, average_of
 from fastntk.training.run import Run
 from fastntk.training.trace import TraceFacts
 from fastntk.training.trace_writer import GRADIENTS_UP_TO
 from fastntk.training.tuned_head import tuned_head
+from fastntk.training.untouched import Untouched
 from fastntk.training.visitors import Visitors, names_and_targets
 from fastntk.tuning import Subset
 from fastntk.tuning.outside import noted
@@ -102,7 +103,7 @@ class Recorder:
         self._low = False
         self._broken: str | None = None
         self._done = False
-        self._version, self._after = self._versions(), self._head.layer.weight.detach().clone()
+        self._tuned = Untouched(list(self._parameters.values()), self._head.layer.weight)
         self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
@@ -158,7 +159,6 @@ class Recorder:
             assert listed is not None
             ended = self._store.end()
             check_all(ended.error, ended.mean_error, low=self._low)
-            self._decide_average(ended)
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
         except BaseException:
             self.close()
@@ -182,7 +182,7 @@ class Recorder:
 
     def _entered(self, ids: Any, targets: Tensor) -> Part:
         names, targets = names_and_targets(ids, targets)
-        if self._moved(now=not self._after.is_cuda):
+        if self._tuned.moved(wait=False):
             raise InputError(
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
@@ -248,7 +248,7 @@ class Recorder:
     def _look_closely(self) -> None:
         bias = None if self._head.bias is None else self._parameters[self._head.bias]
         self._live.check()
-        if self._versions() != self._version:
+        if self._tuned.moved(wait=False):
             raise InputError("the tuned parameters were changed before the step, by something else than this optimiser")
         if bias is not None and bias.grad is None and self._pending:
             raise InputError(f"the head's bias ({self._head.bias}) is tuned but gets no gradient: tune the weight alone")
@@ -283,7 +283,7 @@ class Recorder:
         )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._version, self._after = self._versions(), self._head.layer.weight.detach().clone()
+        self._tuned.note()
         self._pending, prepared, self._prepared = [], self._prepared, None
         if prepared is None or self._broken is not None or self._done:
             return
@@ -312,14 +312,6 @@ class Recorder:
             self._loss = recognised(self._given_loss, weight.shape[0], soft=soft, like=weight)
         return self._loss
 
-    def _moved(self, *, now: bool) -> bool:
-        """Whether somebody else wrote to the tuned parameters since the last step. Writing through ``.data`` leaves no version:
-        ``now`` compares the head's weight as well, which a GPU would have to be waited for."""
-        return self._versions() != self._version or (now and not torch.equal(self._head.layer.weight, self._after))
-
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(parameter._version for parameter in self._parameters.values())
-
     def _fail(self, reason: str) -> None:
         """Before the first step is recorded: an error at once. Later the loop goes on, and ``finish`` raises."""
         if self.steps == 0:
@@ -342,7 +334,7 @@ class Recorder:
                 "No step was recorded: put the loop's forward, backward and step into `with recorder.batch(ids, targets)`."
             )
         waiting = len(self._pending)
-        if self._moved(now=True):
+        if self._tuned.moved(wait=True):
             raise InputError(
                 "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
                 "optimiser, a loaded checkpoint, averaged weights): the recorded path does not lead to them."
@@ -354,17 +346,6 @@ class Recorder:
                 f"{waiting} batches at the end had no step of the optimiser: they are not part of the recorded path.",
                 stacklevel=3,
             )
-
-    def _decide_average(self, ended: Ended) -> None:
-        shown: Literal["batch", "step"] = "step" if ended.by_size else "batch"
-        if self._average is not None and ended.by_size is not None and self._average != shown:
-            how = "by their size" if ended.by_size else "alike"
-            warnings.warn(
-                f"average={self._average!r} was given, but batches of unequal size counted {how} in a step, which is "
-                f"average={shown!r}: a replay without some of their samples would be off",
-                stacklevel=3,
-            )
-        self._average = self._average or shown
 
     def _facts(self, ended: Ended) -> TraceFacts:
         loss, head, kept = self._recognised_loss(), self._head, self._store.kept
@@ -384,7 +365,7 @@ class Recorder:
             smoothing=loss.smoothing,
             anchor=tensor_digest(self._anchor),
             trained=tensor_digest(self.subset.get()),
-            average=self._average or "batch",
+            average=average_of(self._average, ended),
             max_norm=ended.max_norm,
             fingerprint=fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None,
             buffers=tuple(moved),
