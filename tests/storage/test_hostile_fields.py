@@ -131,6 +131,7 @@ RUN_MAY: dict[str, set[str]] = {
 RESULT_MAY = RUN_MAY | {
     "trace.body_gradients": set(),
     "trace.left": set(),
+    "recipe.drawn_from": {"null", "absent"},  # a Retrain then draws from the samples at hand
     "data.key": {"text"},
     "extra": set(),
     "extra.method": {"text"},

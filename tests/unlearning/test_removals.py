@@ -171,3 +171,13 @@ def test_groups_one_by_one() -> None:
     made = fastntk.removals(run, [[run.data.ids[0]], [run.data.ids[1], run.data.ids[2]]])
     assert [group["loss_change"] for group in made] == pytest.approx(made.loss_change.tolist())
     assert made[1]["margin_after"] == pytest.approx(float(made.margin_after[1]))
+
+
+def test_a_path_that_does_not_lead_to_the_weights_is_said(run: fastntk.Run) -> None:
+    found = fastntk.removals(run, GROUPS)
+    assert found.replay_miss == without(run, depth="head", ids=["p3"]).details["replay_miss"] < 1e-12
+    assert found.to_dict()["replay_miss"] == found.replay_miss
+    assert run.trace is not None
+    other = dataclasses.replace(run, trace=dataclasses.replace(run.trace, rates=run.trace.rates * 3, memo={}))
+    with pytest.warns(UserWarning, match="removals: the recorded path, walked again, misses the trained weights by"):
+        assert fastntk.removals(other, GROUPS).replay_miss > 0.05

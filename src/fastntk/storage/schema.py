@@ -167,7 +167,11 @@ def check_manifest(manifest: Any) -> None:
     """Refuse a manifest one of whose fields is missing or not what it should be, or that contradicts itself."""
     typed = parse(manifest, Manifest, what="the manifest")
     check_moment(typed["created"])
-    statistics = "unknown" if typed["recipe"] is None else Recipe.from_dict(typed["recipe"]).bn_stats
+    recipe = None if typed["recipe"] is None else Recipe.from_dict(typed["recipe"])
+    statistics = "unknown" if recipe is None else recipe.bn_stats
+    drawn = None if recipe is None else recipe.drawn_from
+    if drawn is not None and drawn < typed["data"]["count"]:
+        raise InputError(f"recipe.drawn_from: expected at least the {typed['data']['count']} samples of the data, found {drawn}")
     if typed["bn_stats"] != statistics:
         raise InputError(f"bn_stats: expected {statistics!r}, as the recipe says, found {typed['bn_stats']!r}")
     if typed["model"]["card"] is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fastntk.base.atomic import new_folder
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
-from fastntk.training.loop import batch_loss, descend
+from fastntk.training.loop import WalkedBatches, batch_loss, descend
 from fastntk.training.network import check_samples, fast_layout, training_mode
 from fastntk.training.recipe import Recipe
 from fastntk.training.recording import FitRecorder
@@ -69,8 +69,12 @@ def train(
     keep: Tensor | None = None,
     description: str = "fine-tuning",
     recorder: FitRecorder | None = None,
+    walked: WalkedBatches | None = None,
 ) -> list[dict[str, float]]:
-    """Follow the recipe from the model's present values, on the kept samples; return the history."""
+    """Follow the recipe from the model's present values, on the kept samples; return the history.
+
+    ``walked``: batches and rates in place of those the recipe draws.
+    """
     check_samples(model, samples)
     parameters = list(subset.parameters.values())
     inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(device_of(model))
@@ -92,6 +96,7 @@ def train(
                 description=description,
                 watch=None if recorder is None else recorder.watch,
                 gradient=None if recorder is None else recorder.gradient,
+                walked=walked,
             )
     finally:
         for parameter in parameters:

@@ -5,6 +5,9 @@ So whatever separates their results is the data or the model, never the batch or
 
 Batch order: for each epoch one permutation of *all* n samples drawn from (seed, epoch), cut into batches. Samples that
 are not kept drop out of their batches; boundaries stay, an empty batch is skipped, the schedule still counts all steps.
+Samples that earlier requests forgot are as if not kept: the permutation is of ``recipe.drawn_from`` samples, those at hand being
+the first of them. Which ones a permutation misses does not matter to its distribution; the batches as they were, of the run's own
+seed, are in its trace (:class:`WalkedBatches`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.training.recipe import Recipe
 from fastntk.training.step import Gradient, Stepper
@@ -30,9 +34,42 @@ def epoch_batches(count: int, recipe: Recipe, epoch: int, *, keep: Tensor | None
 
     ``keep``: boolean (count,), True for samples that take part.
     """
-    order = torch.from_numpy(np.random.default_rng([recipe.seed, epoch]).permutation(count))
+    total = drawn_from(count, recipe)
+    order = torch.from_numpy(np.random.default_rng([recipe.seed, epoch]).permutation(total))
+    if total > count:
+        present = torch.ones(count, dtype=torch.bool) if keep is None else keep
+        keep = torch.cat([present, torch.zeros(total - count, dtype=torch.bool)])
     for batch in order.split(recipe.batch_size):
         yield batch if keep is None else batch[keep[batch]]
+
+
+def drawn_from(count: int, recipe: Recipe) -> int:
+    """Of how many samples the batches of ``count`` samples are cut."""
+    total = count if recipe.drawn_from is None else recipe.drawn_from
+    if total < count:
+        raise InputError(f"Recipe.drawn_from counts the samples of the first fine-tuning: at least {count} here, got {total}.")
+    return total
+
+
+def epoch_steps(count: int, recipe: Recipe) -> int:
+    """Steps of one epoch, skipped ones included."""
+    return math.ceil(drawn_from(count, recipe) / recipe.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class WalkedBatches:
+    """The batches of a training as its trace has them, by epoch, and the rate of each step (S,).
+
+    Samples that were forgotten since are not in them, and steps that had no others are gone.
+    """
+
+    epochs: tuple[tuple[Tensor, ...], ...]
+    rates: Tensor
+
+    def epoch(self, epoch: int, *, keep: Tensor | None = None) -> Iterator[Tensor]:
+        """As :func:`epoch_batches`."""
+        for batch in self.epochs[epoch]:
+            yield batch if keep is None else batch[keep[batch]]
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -76,25 +113,26 @@ def descend(
     resume: Resume | None = None,
     watch: Callable[[int, torch.optim.Optimizer], None] | None = None,
     gradient: Gradient | None = None,
+    walked: WalkedBatches | None = None,
 ) -> list[dict[str, float]]:
     """Follow the recipe from the parameters' present values; return the history.
 
     ``loss(batch)`` returns the batch's mean loss, with its graph, and the number of correct predictions. Weight decay pulls
     towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with a given optimiser
     state. ``watch(epoch, optimizer)`` is called before each epoch. ``gradient``: for a loss that is a function of other tensors
-    than the parameters, see :class:`Stepper`. Raises :class:`DivergedError` where the loss stops being finite.
+    than the parameters, see :class:`Stepper`. ``walked``: batches and rates in place of those the recipe draws. Raises :class:`DivergedError` where the loss stops being finite.
     """
     optimizer = _optimizer(parameters, recipe)
     first = 0
     if resume is not None:
         first = resume.epoch
         optimizer.load_state_dict(copy.deepcopy(resume.state))
-    per_epoch = math.ceil(count / recipe.batch_size)
+    per_epoch = epoch_steps(count, recipe)
     steps = recipe.epochs * per_epoch
     stepper = Stepper(
         parameters,
         optimizer,
-        rate=lambda step: learning_rate(recipe, step, steps),
+        rate=lambda step: learning_rate(recipe, step, steps) if walked is None else float(walked.rates[step]),
         anchor=[parameter.detach().clone() for parameter in parameters] if anchor is None else anchor,
         weight_decay=recipe.weight_decay,
         diverged=lambda value: (
@@ -109,7 +147,8 @@ def descend(
         if watch is not None:
             watch(epoch, optimizer)
         start, total, correct, samples = time.perf_counter(), 0.0, 0, 0
-        for batch in epoch_batches(count, recipe, epoch, keep=keep):
+        drawn = epoch_batches(count, recipe, epoch, keep=keep) if walked is None else walked.epoch(epoch, keep=keep)
+        for batch in drawn:
             if len(batch) == 0:
                 stepper.skip()
                 continue

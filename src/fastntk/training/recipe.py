@@ -24,7 +24,9 @@ class Recipe:
     The schedule runs per step to 0 (``constant`` does not move). Weight decay is the penalty wd/2·‖w − w0‖² in the loss:
     it pulls towards the anchor, not towards zero. ``squared`` is ½‖f − (onehot − 1/C)‖², averaged over the batch.
     ``bn_stats="update"`` lets BatchNorm gather statistics (and use the batch's) while training; it is recorded, and
-    unlearning then has to re-estimate them.
+    unlearning then has to re-estimate them. ``drawn_from``: of how many samples batches are cut, where samples were forgotten
+    since the fine-tuning: those leave gaps in their batches, as in the Retrain of the request that forgot them. None: of those
+    at hand.
     """
 
     epochs: int = 20
@@ -37,6 +39,7 @@ class Recipe:
     seed: int = 0
     momentum: float = 0.9
     bn_stats: BnStats = "frozen"
+    drawn_from: int | None = None
 
     def __post_init__(self) -> None:
         for name, least, strict in (
@@ -44,8 +47,11 @@ class Recipe:
             ("lr", 0, True),
             ("batch_size", 1, False),
             ("seed", 0, False),
+            ("drawn_from", 1, False),
         ):
             value = getattr(self, name)
+            if name == "drawn_from" and value is None:
+                continue
             whole = name != "lr"
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise InputError(f"Recipe.{name} must be a {'whole ' if whole else ''}number, got {value!r}.")
@@ -69,8 +75,10 @@ class Recipe:
     @classmethod
     def from_dict(cls, stored: Any) -> Recipe:
         """The way back from JSON; refuses what is no recipe."""
-        return parse(stored, cls, what="recipe", complete=True)
+        known = {"drawn_from": None, **stored} if isinstance(stored, dict) else stored
+        return parse(known, cls, what="recipe", complete=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able dictionary."""
-        return dataclasses.asdict(self)
+        """A JSON-able dictionary; ``drawn_from`` is in it only where it says something, so digests of before stay."""
+        stored = dataclasses.asdict(self)
+        return {name: value for name, value in stored.items() if name != "drawn_from" or value is not None}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
-from fastntk.training.loop import learning_rate
+from fastntk.training.loop import epoch_batches, epoch_steps, learning_rate
 from fastntk.training.network import eval_mode
 from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
@@ -38,7 +37,8 @@ class FitRecorder:
         self._body = self._tuned.body
         self._anchor = subset.get()
         self._classes, self._width = outputs.shape[1], features.shape[1]
-        self._steps = recipe.epochs * math.ceil(len(samples) / recipe.batch_size)
+        self._steps = recipe.epochs * epoch_steps(len(samples), recipe)
+        self._numbers = _taken_steps(len(samples), recipe)
         size = trace_size(subset, samples, recipe, features=self._width)
         self.writer = TraceWriter(
             features=self._width,
@@ -112,7 +112,7 @@ class FitRecorder:
         if self.writer.keeps_gradients:
             parts = [grad.reshape(-1) for name, grad in zip(parameters, gradients) if name in self._body]
             body = torch.cat(parts) if parts else self._anchor[:0]
-        rate = learning_rate(self._recipe, self._taken, self._steps)
+        rate = learning_rate(self._recipe, self._numbers[self._taken], self._steps)
         self.writer.step(self._batch, self._features, body, rate=rate)
         self._taken += 1
         return gradients
@@ -138,6 +138,15 @@ class FitRecorder:
         )
 
 
+def _taken_steps(count: int, recipe: Recipe) -> Sequence[int]:
+    """Numbers of the steps that are taken: not of those whose samples were all forgotten before."""
+    steps = recipe.epochs * epoch_steps(count, recipe)
+    if recipe.drawn_from is None:
+        return range(steps)
+    sizes = [len(batch) for epoch in range(recipe.epochs) for batch in epoch_batches(count, recipe, epoch)]
+    return [step for step, size in enumerate(sizes) if size]
+
+
 @contextmanager
 def _filled(layer: nn.Linear) -> Iterator[None]:
     """Other numbers in the layer for a moment."""
@@ -157,7 +166,7 @@ def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: in
     return describe(
         visits=recipe.epochs * len(samples),
         features=head.weight.shape[1] if features is None else features,
-        steps=recipe.epochs * math.ceil(len(samples) / recipe.batch_size),
+        steps=recipe.epochs * epoch_steps(len(samples), recipe),
         body=subset.numel - head_numbers,
         epochs=recipe.epochs,
         width=subset.numel,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.data import Samples
+from fastntk.training.loop import WalkedBatches
 from fastntk.training.losses import LossFunction
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import Trace
@@ -86,6 +87,16 @@ class Run:
     def listed(self) -> Samples:
         """Ids, labels and class names: of the samples, or of the trace where there are none (its inputs then have no pixels)."""
         return self.trace.listed if self.samples is None and self.trace is not None else self.data
+
+    @property
+    def walked(self) -> WalkedBatches | None:
+        """The batches of its own seed as its trace has them, where samples were forgotten since; None: the recipe draws them."""
+        trace, recipe = self.trace, self.recipe
+        if trace is None or recipe is None or recipe.drawn_from is None or trace.facts.mode != "fit":
+            return None
+        bounds, starts, visited = trace.bounds.tolist(), trace.epoch_steps.tolist(), trace.visited
+        batches = [visited[bounds[step] : bounds[step + 1]] for step in range(trace.steps)]
+        return WalkedBatches(tuple(tuple(batches[i:k]) for i, k in zip(starts, starts[1:])), trace.rates[:, 0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the run to a new folder, atomically: see ``fastntk.save_run``."""

@@ -182,7 +182,7 @@ def _one_seed(run: Run, seen: Samples, forget: tuple[str, ...], unseen: Samples,
     model = working_copy(run)
     subset = run.subset.on(model)
     subset.set(run.anchor)
-    again = fit(model, subset, seen, dataclasses.replace(run.recipe, seed=seed), trace=run.trace is not None)
+    again = fit(model, subset, seen, dataclasses.replace(run.recipe, seed=seed, drawn_from=None), trace=run.trace is not None)
     share_between_trials(again)
     retrained = unlearn(again, ids=forget, method="retrain").model
     seconds = time.perf_counter() - started

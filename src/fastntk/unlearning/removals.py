@@ -11,6 +11,7 @@ once for all of them. No model is made; ``unlearn`` makes one for a single reque
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from fastntk.data.samples import as_ids
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.method import trace_of
+from fastntk.unlearning.path_replay.checking import MISS, missing_text, replay_miss
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, survey
 from fastntk.unlearning.path_replay.judging import Watched, predicted
@@ -50,7 +52,9 @@ class Removals:
 
     ``positions``: per group, its samples' positions in the run's data (k,). ``losses``, ``margins``: per group (2, k), before and
     after, one column for each sample. ``depth``, ``checkpoints``: as replayed. ``alone``: groups that were replayed by
-    themselves, because they leave some batch with no sample. ``seconds``: of the whole call.
+    themselves, because they leave some batch with no sample. ``replay_miss``: how far the replay of all samples ended from the
+    trained weights, over the fine-tuning's own length; beyond 0.05 the figures are of another training, and a warning says so.
+    ``seconds``: of the whole call.
     """
 
     positions: tuple[Tensor, ...]
@@ -59,6 +63,7 @@ class Removals:
     depth: Depth
     checkpoints: tuple[int, ...]
     alone: tuple[int, ...]
+    replay_miss: float
     seconds: float
 
     def __len__(self) -> int:
@@ -108,7 +113,8 @@ class Removals:
             {"positions": where.tolist(), **{name: values[k] for name, values in columns.items()}}
             for k, where in enumerate(self.positions)
         ]
-        return {"depth": self.depth, "checkpoints": list(self.checkpoints), "seconds": self.seconds, "groups": groups}
+        facts = {"depth": self.depth, "checkpoints": list(self.checkpoints), "replay_miss": self.replay_miss}
+        return facts | {"seconds": self.seconds, "groups": groups}
 
 
 def removals(
@@ -141,11 +147,13 @@ def removals(
     alone = _gaps(trace, positions)
     most = _lanes_at_once(trace, columns, allowed, itemsize=run.anchor.element_size())
     losses, margins = [torch.empty(0)] * len(positions), [torch.empty(0)] * len(positions)
+    miss = 0.0
     for part in track(list(_turns(alone, most)), "removals"):
         keep = torch.ones(len(part), len(trace.listed), dtype=torch.bool)
         for row, group in zip(keep, part):
             row[positions[group]] = False
         lanes = replay(trace, anchor, keep, spans=columns.spans, motion=motion).lanes
+        miss = replay_miss(run, columns, lanes)  # of the recorded lane, the same in every turn
         for lane, group in enumerate(part, start=1):
             watch = _watched(trace, positions[group], last[positions[group]])
             before, after = (
@@ -154,6 +162,8 @@ def removals(
             )
             losses[group] = torch.stack([_losses(logits, watch.labels) for logits in (before, after)])
             margins[group] = torch.stack([_margins(logits, watch.labels) for logits in (before, after)])
+    if not miss <= MISS:
+        warnings.warn(f"removals: {missing_text(miss)}: the figures are not those of this model.", stacklevel=2)
     return Removals(
         positions=positions,
         losses=tuple(losses),
@@ -161,6 +171,7 @@ def removals(
         depth=parsed(depth),
         checkpoints=tuple(epochs),
         alone=tuple(alone.nonzero().flatten().tolist()),
+        replay_miss=miss,
         seconds=time.perf_counter() - started,
     )
 

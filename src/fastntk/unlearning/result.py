@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -98,12 +98,15 @@ class Unlearned:
         """
         samples = None if self.run.samples is None else self.retained
         subset = self.run.subset.on(self.model)
+        recipe = self.run.recipe
+        if recipe is not None and len(self.split.forget):  # a Retrain of the next request keeps the gaps of this one
+            recipe = replace(recipe, drawn_from=recipe.drawn_from or len(self.run.listed))
         return Run(
             self.model,
             subset,
             self.run.anchor,
             samples,
-            recipe=self.run.recipe,
+            recipe=recipe,
             source=self.source,
             trace=self.trace,
             key=self.key,

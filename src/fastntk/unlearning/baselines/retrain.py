@@ -1,6 +1,7 @@
 """``retrain``: the reference everything is compared with, and ``full``: nothing done, the other end of every comparison.
 
-The run's recipe from its anchor, without the forgotten samples, in the run's own batch order; or the user's own training, where
+The run's recipe from its anchor, without the forgotten samples, in the run's own batch order (of a run from which samples were
+forgotten before: that of its trace, where it has one); or the user's own training, where
 a function is given (:mod:`fastntk.unlearning.baselines.own_training`).
 """
 
@@ -15,6 +16,7 @@ from fastntk.data import Samples
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import without_recipe
 from fastntk.training.fitting import train
+from fastntk.training.loop import WalkedBatches
 from fastntk.training.network import working_copy
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
@@ -28,7 +30,9 @@ def retrain(task: Task, *, seed: int | None = None, retrain: Retrainer | None = 
         return _by_own_training(task, retrain, seed=own_seed(task.run) if seed is None else seed)
     work = working_copy(task.run)
     subset = task.run.subset.on(work)
-    history = retrain_in_place(work, subset, task.run.anchor, task.run.data, task.keep, task.recipe, seed=seed)
+    run, own = task.run, seed is None or seed == task.recipe.seed
+    walked = run.walked if own else None
+    history = retrain_in_place(work, subset, run.anchor, run.data, task.keep, task.recipe, seed=seed, walked=walked)
     return Outcome(subset.get(), {"seed": task.recipe.seed if seed is None else seed, "final": history[-1:]})
 
 
@@ -54,11 +58,12 @@ def retrain_in_place(
     recipe: Recipe,
     *,
     seed: int | None,
+    walked: WalkedBatches | None = None,
 ) -> list[dict[str, float]]:
     """Train ``model`` in place from the anchor on the kept samples; return the history."""
     subset.set(anchor)
     recipe = recipe if seed is None else dataclasses.replace(recipe, seed=seed)
-    return train(model, subset, samples, recipe, keep=keep, description="retraining")
+    return train(model, subset, samples, recipe, keep=keep, description="retraining", walked=walked)
 
 
 def _cost(problem: Problem) -> list[Route]:

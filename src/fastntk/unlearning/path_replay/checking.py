@@ -9,8 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fastntk.training.run import Run
 from fastntk.training.trace import Trace
+from fastntk.unlearning.path_replay.columns import Columns
 from fastntk.unlearning.path_replay.judging import change, watched
+from fastntk.unlearning.path_replay.replay import Lanes
 from fastntk.unlearning.path_replay.walking import Walk, Walker
 from fastntk.unlearning.update import RETRAIN, prediction_error
 
@@ -39,17 +42,21 @@ def images_match(features: Tensor, recorded: Tensor, labels: Tensor) -> float | 
     return float(((now - own).norm(dim=1) < (now - own.roll(1, 0)).norm(dim=1)).double().mean())
 
 
-def _replay_miss(walker: Walker, walk: Walk) -> float:
+def replay_miss(run: Run, columns: Columns, lanes: Lanes) -> float:
     """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
-    theta, origin = walker.run.subset.get().cpu(), walker.run.anchor.cpu()
-    columns = walk.columns
+    theta, origin = run.subset.get().cpu(), run.anchor.cpu()
     ended = theta.clone()
-    ended[columns.head] = walk.lanes.head[0].reshape(-1)
-    if columns.bias is not None and walk.lanes.bias is not None:
-        ended[columns.bias] = walk.lanes.bias[0]
-    if walk.size.depth:
-        ended[columns.body] = walk.lanes.body[0]
+    ended[columns.head] = lanes.head[0].reshape(-1)
+    if columns.bias is not None and lanes.bias is not None:
+        ended[columns.bias] = lanes.bias[0]
+    if len(columns.body):
+        ended[columns.body] = lanes.body[0]
     return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
+
+
+def missing_text(miss: float) -> str:
+    """A miss beyond :data:`MISS` in words."""
+    return f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way"
 
 
 def _left_share(walker: Walker, walk: Walk) -> float:
@@ -65,10 +72,10 @@ def _left_share(walker: Walker, walk: Walk) -> float:
 def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[str, Any], dict[str, Any]]:
     """Does the trace lead to the trained weights, does the network do what the replay said, do errors of requests in a row
     add up? Returns the new trace, what is known of the chain, and the verdict."""
-    miss = _replay_miss(walker, walk)
+    miss = replay_miss(walker.run, walk.columns, walk.lanes)
     reasons = []
     if miss > MISS:
-        reasons.append(f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way")
+        reasons.append(missing_text(miss))
     kept = _left_share(walker, walk)
     evidence: dict[str, Any] = {"replay_miss": miss, "left_share": kept}
     evidence["thresholds"] = {"replay_miss": MISS, "retrain": RETRAIN, "left_share": WHOLE}
