@@ -120,7 +120,8 @@ def descend(
     ``loss(batch)`` returns the batch's mean loss, with its graph, and the number of correct predictions. Weight decay pulls
     towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with a given optimiser
     state. ``watch(epoch, optimizer)`` is called before each epoch. ``gradient``: for a loss that is a function of other tensors
-    than the parameters, see :class:`Stepper`. ``walked``: batches and rates in place of those the recipe draws. Raises :class:`DivergedError` where the loss stops being finite.
+    than the parameters, see :class:`Stepper`. ``walked``: batches and rates in place of those the recipe draws. Raises
+    :class:`DivergedError` where the loss stops being finite.
     """
     optimizer = _optimizer(parameters, recipe)
     first = 0

@@ -6,6 +6,7 @@ Saving and loading is :mod:`fastntk.storage.runs`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,9 +95,9 @@ class Run:
         trace, recipe = self.trace, self.recipe
         if trace is None or recipe is None or recipe.drawn_from is None or trace.facts.mode != "fit":
             return None
-        bounds, starts, visited = trace.bounds.tolist(), trace.epoch_steps.tolist(), trace.visited
-        batches = [visited[bounds[step] : bounds[step + 1]] for step in range(trace.steps)]
-        return WalkedBatches(tuple(tuple(batches[i:k]) for i, k in zip(starts, starts[1:])), trace.rates[:, 0])
+        batches = trace.visited.split(trace.bounds.diff().tolist())
+        epochs = (batches[first:last] for first, last in itertools.pairwise(trace.epoch_steps.tolist()))
+        return WalkedBatches(tuple(epochs), trace.rates[:, 0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the run to a new folder, atomically: see ``fastntk.save_run``."""
