@@ -11,7 +11,8 @@ SHOWN = (MAX_LOSS, RANDOM_LABEL, RIDGE, FAST_NTK, REPLAY, PATH_HEAD, PATH_AUTO, 
 SHORT = {PATH_BEST.label: "path-replay, best"}
 WORDS = (
     "Cost over Retrain's: distance to Retrains of other seeds on D_f / on hold-out, where two Retrains are at 1. *Best* is all "
-    "parameters with 2 checkpoints, a correction and 2 exact epochs. A dash: not run. "
+    "parameters with 2 checkpoints, a correction and 2 exact epochs. A dash: not in the records of this table; "
+    "[results-path.md](results-path.md) has `path-replay` on more settings. "
     "[comparison.md](comparison.md) has ResNet-20 with 100 images beside Retrains of ten seeds, so its distances differ a little."
 )
 

@@ -120,8 +120,8 @@ def _augmented(setting: OwnSetting, records: PathRecords) -> str:
         f"{loop.weight_decay:g}), lr {loop.lr:g} with a linear warm-up over {100 * loop.warm_up:g} % of the steps, then along a "
         f"cosine to 0{clip}; {loop.epochs} epochs, batches of {loop.batch_size}, BatchNorm's statistics frozen. The trace holds "
         "the features as they were, of the cropped and flipped images. *Retrain* is the same loop without the forget set: the "
-        "retained images are in the same batches, cropped and flipped the same way; it clips by its own gradients, the replay by "
-        "the recorded factors.\n"
+        "retained images are in the same batches, cropped and flipped the same way. Both clip by the norm of their own gradients, "
+        "the replay with the recorded norm of what does not move.\n"
     )
     tables = (_table(records, request) for request in setting.requests)
     return "\n".join([text, _trace_text(records), *tables])
@@ -170,7 +170,7 @@ def _cells(row: PathRow, wanted: int) -> list[str]:
         _ratio(row.first, row.wall["first"]),
         _ratio(row.next, row.wall["next"]),
         _places(row.same),
-        _places(row.others),
+        _places(row.others) + _fewer(row),
         figure_text(row.recovered, 2),
         " / ".join(figure_text(figure, 1, scale=100) for figure in row.accuracy.values()),
         "–" if row.relearn is None else _relearn(row.relearn),
@@ -179,6 +179,12 @@ def _cells(row: PathRow, wanted: int) -> list[str]:
         else f"{row.u_lira.auc:.3f} ± {row.u_lira.auc_standard_error:.3f} ({row.models} a side)",
         shift_text(row),
     ]
+
+
+def _fewer(row: PathRow) -> str:
+    """Of how many seeds the distances to others are, where not of all: logits of some models were not kept."""
+    count = row.others["forget"].count
+    return "" if count == row.seeds or row.label == RETRAIN else f" ({count} of {row.seeds} seeds)"
 
 
 def shift_text(row: PathRow) -> str:

@@ -105,12 +105,18 @@ def _lines(records: PathRecords, wanted: Wanted, request: Request) -> list[str]:
         if limit is not None:
             low, high = limit if isinstance(limit, tuple) else (None, limit)
             value = None if row is None else figure(row)
-            known = "not run" if row is None else "–" if value is None else f"{value:.3f}"
+            known = "not run" if row is None else "–" if value is None else _digits(value, high)
             met = "–" if value is None else "yes" if value <= high and (low is None or value >= low) else "**no**"
             text = f"≤ {high:g}" if low is None else f"{low:g} to {high:g}"
             head = [records.setting.name, request.title, wanted.row, _TITLES[name]]
             lines.append("| " + " | ".join([*head, text, known, met]) + " |")
     return lines
+
+
+def _digits(value: float, limit: float) -> str:
+    """Three decimals; more where they would hide a miss."""
+    text = f"{value:.3f}"
+    return f"{value:.5f}" if value > limit and float(text) == limit else text
 
 
 def _larger(row: PathRow, kind: str) -> float | None:

@@ -110,10 +110,13 @@ def the_papers_network() -> bool:
     return round(cost, 3) == 0.001 and [[round(end or 0.0, 1) for end in each] for each in ends] == [[2.1, 1.6], [17.6, 4.8]]
 
 
-def random_shares_are_found_out() -> bool:
+def replays_of_cnns_are_found_out() -> bool:
     rows = read_json(RESULTS / "calibration" / "report.json")["rows"]
     found = [row for row in rows if row["candidate"] == "path-replay, head" and row["request"] == "random-10pct-draw0"]
-    return len(found) == 3 and all(row["levels"] == {"memory left": row["draws"]} for row in found)
+    of_demo = read_json(RESULTS / "demo" / "demo.json")["requests"][0]["rows"]
+    digit = [row["verdict"] for row in of_demo if row["method"].startswith("path-replay")]
+    shares = len(found) == 3 and all(row["levels"] == {"memory left": row["draws"]} for row in found)
+    return shares and digit == ["differs from retrain"] * 2
 
 
 def farther(label: str, *, request: int) -> float:
@@ -145,7 +148,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "On the paper's own ResNet-110": the_papers_network,
     "Near to Retrain is cheap": vits_are_cheap,
     "a CNN whose norm layers were tuned": cnns_are_not,
-    "On a random 10 %": random_shares_are_found_out,
+    "on a random 10 %": replays_of_cnns_are_found_out,
     "DeltaGrad on the same record": deltagrad_beats_the_head,
     "Measured on one CPU": sizes,
 }
