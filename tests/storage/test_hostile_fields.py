@@ -146,6 +146,7 @@ TRACE_MAY = {
     "facts.max_norm": {"null", "fraction", "vast float"},
     "facts.fingerprint": {"null", "empty list"},
     "facts.buffers": {"empty list", "list"},
+    "facts.recipe": {"null", "absent"},  # batches of a Retrain are then drawn, not taken from the trace
     "files.samples.bin.shape": {"empty list"},
 }
 

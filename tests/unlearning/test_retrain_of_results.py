@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,31 @@ def test_so_is_that_of_a_saved_result(tmp_path: Path) -> None:
     assert torch.equal(theta(without(after, method="retrain", ids=["p0"])), theta(true))
 
 
-def test_with_the_head_alone_tuned_the_next_replay_is_that_retrain() -> None:
-    run = head_run()
+@pytest.mark.parametrize("options", [{"depth": "head"}, {"method": "tangent-replay"}])
+def test_with_the_head_alone_tuned_the_next_replay_is_that_retrain(options: dict[str, Any]) -> None:
+    run = head_run(batch_size=3)
     after = without(run, depth="head", ids=FIRST).as_run()
-    made, true = without(after, depth="head", ids=SECOND), without(after, method="retrain", ids=SECOND)
+    made, true = without(after, ids=SECOND, **options), without(after, method="retrain", ids=SECOND)
     torch.testing.assert_close(theta(made), theta(true), rtol=1e-10, atol=1e-12)
+
+
+def test_so_are_its_last_epochs_on_the_network() -> None:
+    run = head_run(batch_size=1)
+    after = without(run, depth="head", ids=FIRST).as_run()
+    options = {"method": "tangent-replay", "polish": 1}
+    made, at_once = without(after, ids=SECOND, **options), without(run, ids=FIRST + SECOND, **options)
+    torch.testing.assert_close(theta(made), theta(at_once), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"lr": 0.01}, {"batch_size": 5}, {"schedule": "constant"}, {"epochs": 6}])
+def test_another_recipe_draws_its_own_batches(change: dict[str, Any]) -> None:
+    after = without(head_run(), depth="head", ids=FIRST).as_run()
+    assert after.recipe is not None
+    other = dataclasses.replace(after, recipe=dataclasses.replace(after.recipe, **change))
+    assert after.walked is not None
+    assert other.walked is None
+    made, same = without(other, method="retrain", ids=SECOND), without(after, method="retrain", ids=SECOND)
+    assert not torch.equal(theta(made), theta(same))
 
 
 def test_other_seeds_and_results_without_a_trace_draw_from_as_many_as_before() -> None:

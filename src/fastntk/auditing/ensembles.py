@@ -318,8 +318,9 @@ class _Tangent:
         path, anchor, own = self._prepared()
         recipe = dataclasses.replace(self.recipe, seed=seed)
         theta, labels = self.run.subset.get().cpu(), self.run.data.labels
-        full, _ = replay(path, anchor, labels, recipe, description="replay of all")
-        retained, _ = replay(path, anchor, labels, recipe, keep=_keep(self.run, self.result), description="replay without")
+        keep, walked = _keep(self.run, self.result), self.run.walked
+        full, _ = replay(path, anchor, labels, recipe, description="replay of all", walked=walked)
+        retained, _ = replay(path, anchor, labels, recipe, keep=keep, description="replay without", walked=walked)
         return {"full": theta + full - own, "retrain": theta + retained - own}
 
     def unlearned(self, seed: int, full: Tensor) -> Tensor:
@@ -331,7 +332,7 @@ class _Tangent:
             shared = self.result.linearisation
             usable = shared is not None and shared.at == "trained" and shared.place != "stream"
             lin = shared if usable and shared is not None else linearise_run(self.run)
-            chosen = choose_path(lin, self.run.data.labels, self.recipe)
+            chosen = choose_path(lin, self.run.data.labels, self.recipe, walked=self.run.walked)
             self._own = (chosen.model, lin.anchor, chosen.end)
         return self._own
 

@@ -56,7 +56,8 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
     key = _key(path, extra["request"])
     if run.samples is not None:
         check_data(manifest, run.samples.subset(split.retain), key=key)
-    loaded = load_run(path, kinds=(RESULT,), model=working_copy(run))
+    loss = None if run.trace is None else run.trace.function
+    loaded = load_run(path, kinds=(RESULT,), model=working_copy(run), loss=loss)
     return Unlearned(
         run=run,
         model=loaded.model,

@@ -58,11 +58,12 @@ def epoch_steps(count: int, recipe: Recipe) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WalkedBatches:
-    """The batches of a training as its trace has them, by epoch, and the rate of each step (S,).
+    """The batches of a training by ``recipe`` as its trace has them, by epoch, and the rate of each step (S,).
 
     Samples that were forgotten since are not in them, and steps that had no others are gone.
     """
 
+    recipe: Recipe
     epochs: tuple[tuple[Tensor, ...], ...]
     rates: Tensor
 
@@ -120,14 +121,16 @@ def descend(
     ``loss(batch)`` returns the batch's mean loss, with its graph, and the number of correct predictions. Weight decay pulls
     towards ``anchor``: by default those present values. ``resume`` enters the recipe at a later epoch with a given optimiser
     state. ``watch(epoch, optimizer)`` is called before each epoch. ``gradient``: for a loss that is a function of other tensors
-    than the parameters, see :class:`Stepper`. ``walked``: batches and rates in place of those the recipe draws. Raises
-    :class:`DivergedError` where the loss stops being finite.
+    than the parameters, see :class:`Stepper`. ``walked``: batches and rates in place of those that its recipe draws; another
+    recipe (another seed) draws its own. Raises :class:`DivergedError` where the loss stops being finite.
     """
     optimizer = _optimizer(parameters, recipe)
     first = 0
     if resume is not None:
         first = resume.epoch
         optimizer.load_state_dict(copy.deepcopy(resume.state))
+    if walked is not None and walked.recipe != recipe:
+        walked = None
     per_epoch = epoch_steps(count, recipe)
     steps = recipe.epochs * per_epoch
     stepper = Stepper(
@@ -141,7 +144,7 @@ def descend(
             f"Lower the learning rate (lr={recipe.lr}) or check the inputs for NaN."
         ),
         gradient=gradient,
-        taken=first * per_epoch,
+        taken=first * per_epoch if walked is None else sum(map(len, walked.epochs[:first])),
     )
     history: list[dict[str, float]] = []
     for epoch in track(range(first, recipe.epochs), description):

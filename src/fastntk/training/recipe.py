@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.schema import MAX_GIVEN, parse
 
@@ -82,3 +83,8 @@ class Recipe:
         """A JSON-able dictionary; ``drawn_from`` is in it only where it says something, so digests of before stay."""
         stored = dataclasses.asdict(self)
         return {name: value for name, value in stored.items() if name != "drawn_from" or value is not None}
+
+    @property
+    def digest(self) -> str:
+        """Of everything but ``drawn_from``."""
+        return json_digest({name: value for name, value in self.to_dict().items() if name != "drawn_from"})

@@ -135,6 +135,7 @@ class FitRecorder:
             loss=recipe.loss,
             anchor=tensor_digest(self._anchor),
             trained=tensor_digest(self._subset.get()),
+            recipe=recipe.digest,
         )
 
 

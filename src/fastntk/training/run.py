@@ -93,11 +93,11 @@ class Run:
     def walked(self) -> WalkedBatches | None:
         """The batches of its own seed as its trace has them, where samples were forgotten since; None: the recipe draws them."""
         trace, recipe = self.trace, self.recipe
-        if trace is None or recipe is None or recipe.drawn_from is None or trace.facts.mode != "fit":
+        if trace is None or recipe is None or recipe.drawn_from is None or trace.facts.recipe != recipe.digest:
             return None
         batches = trace.visited.split(trace.bounds.diff().tolist())
         epochs = (batches[first:last] for first, last in itertools.pairwise(trace.epoch_steps.tolist()))
-        return WalkedBatches(tuple(epochs), trace.rates[:, 0])
+        return WalkedBatches(recipe, tuple(epochs), trace.rates[:, 0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the run to a new folder, atomically: see ``fastntk.save_run``."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError, listing
-from fastntk.base.schema import AtLeastZero, Count, Fraction, Positive, parse
+from fastntk.base.schema import AtLeastZero, Count, Fraction, Positive, Sha256, parse
 from fastntk.data import Samples
 from fastntk.training.losses import NAMES, OWN, LossFunction, PathLoss, fingerprint
 from fastntk.training.optimizers import Group
@@ -43,7 +43,7 @@ class TraceFacts:
     ``average``: a step of several batches is the mean of their means ("batch"), or the mean of all their samples ("step").
     ``max_norm``: the norm to which gradients were clipped, where it is known. ``fingerprint``: of a loss of the user's own.
     ``buffers``: buffers of the model that moved while it was recorded (statistics of BatchNorm). ``mode``: "recorded" by a loop
-    of the user's, "fit" by a recipe.
+    of the user's, "fit" by a recipe; ``recipe``: its digest.
     """
 
     classes: Positive
@@ -66,6 +66,7 @@ class TraceFacts:
     fingerprint: tuple[float, ...] | None = None
     buffers: tuple[str, ...] = ()
     mode: Literal["fit", "recorded"] = "fit"
+    recipe: Sha256 | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -74,7 +75,7 @@ class TraceFacts:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> TraceFacts:
         """The way back from JSON; refuses what are no facts."""
-        return parse(stored, cls, what="facts", complete=True)
+        return parse({"recipe": None, **stored}, cls, what="facts", complete=True)  # older traces have none
 
 
 @dataclass(frozen=True, eq=False)

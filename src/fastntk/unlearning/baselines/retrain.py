@@ -30,9 +30,8 @@ def retrain(task: Task, *, seed: int | None = None, retrain: Retrainer | None = 
         return _by_own_training(task, retrain, seed=own_seed(task.run) if seed is None else seed)
     work = working_copy(task.run)
     subset = task.run.subset.on(work)
-    run, own = task.run, seed is None or seed == task.recipe.seed
-    walked = run.walked if own else None
-    history = retrain_in_place(work, subset, run.anchor, run.data, task.keep, task.recipe, seed=seed, walked=walked)
+    run = task.run
+    history = retrain_in_place(work, subset, run.anchor, run.data, task.keep, task.recipe, seed=seed, walked=run.walked)
     return Outcome(subset.get(), {"seed": task.recipe.seed if seed is None else seed, "final": history[-1:]})
 
 

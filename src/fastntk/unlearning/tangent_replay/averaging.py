@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError
 from fastntk.data import Split
-from fastntk.training.loop import Resume
+from fastntk.training.loop import Resume, WalkedBatches
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.tangent_replay.path_models import PathModel, probabilities, total_variation
 from fastntk.unlearning.tangent_replay.replay import replay
@@ -67,13 +67,16 @@ def replay_retained(
     average: Average,
     miss: float,
     resume_at: int | None = None,
+    walked: WalkedBatches | None = None,
 ) -> RetainedReplay:
     """Replay without the forget set, with as many seeds as ``average`` says or, for ``auto``, as ``miss`` asks for.
 
     ``labels`` (n,) are those of all samples. ``resume_at``: the epoch whose optimiser state is wanted.
     """
     keep = split.keep
-    own, resume = replay(model, anchor, labels, recipe, keep=keep, resume_at=resume_at, description="replay without")
+    own, resume = replay(
+        model, anchor, labels, recipe, keep=keep, resume_at=resume_at, description="replay without", walked=walked
+    )
     ends = [own]
     for k in range(1, _seeds(average, labels, split)):
         other = replace(recipe, seed=recipe.seed + STRIDE * k)

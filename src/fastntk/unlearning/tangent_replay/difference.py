@@ -19,7 +19,7 @@ from torch import Tensor
 from fastntk.base.errors import InputError
 from fastntk.data import Split
 from fastntk.tangent.linearisation import Linearisation
-from fastntk.training.loop import Resume
+from fastntk.training.loop import Resume, WalkedBatches
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.tangent_replay.averaging import Average, RetainedReplay, check_average, replay_retained
 from fastntk.unlearning.tangent_replay.blending import Blend, BlendedUpdate, blend_update, check_blend
@@ -61,23 +61,32 @@ def tangent_replay_update(
     average: Average = "auto",
     blend: Blend = "auto",
     polish: int = 0,
+    walked: WalkedBatches | None = None,
 ) -> ReplayUpdate:
     """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples.
 
     ``average``: seeds of the replay without the forget set. ``blend``: share of the softmax regression in the update.
-    ``polish`` > 0 stores the optimiser state that :func:`fastntk.unlearning.tangent_replay.polish.finish` needs.
+    ``walked``: the run's own batches, where samples were forgotten since. ``polish`` > 0 stores the optimiser state that :func:`fastntk.unlearning.tangent_replay.polish.finish` needs.
     """
     check_average(average)
     check_blend(blend)
     if isinstance(polish, bool) or not isinstance(polish, int) or not 0 <= polish <= recipe.epochs:
         raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish!r}.")
     started = time.perf_counter()
-    selected = choose_path(linearisation, labels, recipe, path=path)
+    selected = choose_path(linearisation, labels, recipe, path=path, walked=walked)
     network = linearisation.outputs.softmax(1)
     miss = total_variation(selected.probabilities[split.retain], network[split.retain])
     resume_at = recipe.epochs - polish if polish else None
     retained = replay_retained(
-        selected.model, linearisation.anchor, labels, split, recipe, average=average, miss=miss, resume_at=resume_at
+        selected.model,
+        linearisation.anchor,
+        labels,
+        split,
+        recipe,
+        average=average,
+        miss=miss,
+        resume_at=resume_at,
+        walked=walked,
     )
     delta = retained.end - selected.end
     blended = blend_update(

@@ -37,7 +37,10 @@ def tangent_replay(
     recipe = task.recipe
     lin = task.linearised()
     labels = task.run.data.labels
-    update = tangent_replay_update(lin, labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish)
+    walked = task.run.walked
+    update = tangent_replay_update(
+        lin, labels, task.split, recipe, path=path, average=average, blend=blend, polish=polish, walked=walked
+    )
     task.stages["replay"] = update.seconds
     details = update.details()
     if recipe.bn_stats == "update":
@@ -58,6 +61,7 @@ def tangent_replay(
         anchor=lin.anchor,
         keep=task.keep,
         resume=update.resume,
+        walked=walked,
     )
     task.stages["polish"] = time.perf_counter() - started
     return Outcome(vector, outcome.details | {"polish": polish})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
-from fastntk.training.loop import Resume, batch_loss, descend
+from fastntk.training.loop import Resume, WalkedBatches, batch_loss, descend
 from fastntk.training.network import fast_layout, training_mode
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
@@ -27,6 +27,7 @@ def finish(
     anchor: Tensor,
     keep: Tensor,
     resume: Resume,
+    walked: WalkedBatches | None = None,
 ) -> Tensor:
     """The real network's last epochs from ``start`` (d,), in place; returns the tuned vector (d,)."""
     device = device_of(model)
@@ -54,5 +55,6 @@ def finish(
             resume=resume,
             gradient=gradient,
             description="polish",
+            walked=walked,
         )
     return w.detach()

@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor
 
-from fastntk.training.loop import Resume, batch_loss, descend
+from fastntk.training.loop import Resume, WalkedBatches, batch_loss, descend
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.tangent_replay.path_models import PathModel
 
@@ -26,10 +26,12 @@ def replay(
     keep: Tensor | None = None,
     resume_at: int | None = None,
     description: str = "replay",
+    walked: WalkedBatches | None = None,
 ) -> tuple[Tensor, Resume | None]:
     """The tuned vector (d,) that the recipe reaches in a path model, and the optimiser's state before epoch ``resume_at``.
 
-    ``labels`` (n,) are those of all samples, ``keep`` (n,) is True for those that take part.
+    ``labels`` (n,) are those of all samples, ``keep`` (n,) is True for those that take part. ``walked``: the run's own
+    batches, where samples were forgotten since.
     """
     w = anchor.clone().requires_grad_()
     states: list[Resume] = []
@@ -42,5 +44,5 @@ def replay(
         if epoch == resume_at:
             states.append(Resume(epoch, copy.deepcopy(optimizer.state_dict())))
 
-    descend([w], loss, recipe, count=len(labels), keep=keep, description=description, watch=watch)
+    descend([w], loss, recipe, count=len(labels), keep=keep, description=description, watch=watch, walked=walked)
     return w.detach(), states[0] if states else None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastntk.base.errors import DivergedError
 from fastntk.tangent.linearisation import Linearisation
+from fastntk.training.loop import WalkedBatches
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.tangent_replay.path_models import EXACT, PathModel, PathName, path_models, probabilities, total_variation
 from fastntk.unlearning.tangent_replay.replay import replay
@@ -42,7 +43,14 @@ class SelectedPath:
         return details | ({"replay_diverged": self.diverged} if self.diverged else {})
 
 
-def choose_path(linearisation: Linearisation, labels: Tensor, recipe: Recipe, *, path: PathName = "auto") -> SelectedPath:
+def choose_path(
+    linearisation: Linearisation,
+    labels: Tensor,
+    recipe: Recipe,
+    *,
+    path: PathName = "auto",
+    walked: WalkedBatches | None = None,
+) -> SelectedPath:
     """The first path model whose replay of all samples is exact, or the one whose replay ends nearest to θ."""
     theta, network = linearisation.theta, linearisation.outputs.softmax(1)
     reach = (theta - linearisation.anchor).norm().clamp_min(1e-30)
@@ -52,7 +60,7 @@ def choose_path(linearisation: Linearisation, labels: Tensor, recipe: Recipe, *,
     exact: str | None = None
     for name, model in models.items():
         try:
-            end, predictions = _replay_of_all(linearisation, name, model, labels, recipe)
+            end, predictions = _replay_of_all(linearisation, name, model, labels, recipe, walked)
         except DivergedError:
             diverged.append(name)
             if len(diverged) == len(models):
@@ -63,7 +71,7 @@ def choose_path(linearisation: Linearisation, labels: Tensor, recipe: Recipe, *,
             exact = name
             break
     name = exact or nearest(misses)
-    end, predictions = _replay_of_all(linearisation, name, models[name], labels, recipe)
+    end, predictions = _replay_of_all(linearisation, name, models[name], labels, recipe, walked)
     return SelectedPath(name, models[name], end, predictions, misses, diverged)
 
 
@@ -73,12 +81,18 @@ def nearest(misses: dict[str, float]) -> str:
 
 
 def _replay_of_all(
-    linearisation: Linearisation, name: str, model: PathModel, labels: Tensor, recipe: Recipe
+    linearisation: Linearisation,
+    name: str,
+    model: PathModel,
+    labels: Tensor,
+    recipe: Recipe,
+    walked: WalkedBatches | None,
 ) -> tuple[Tensor, Tensor]:
     """Where the replay of all samples ends (d,) and the probabilities (n, C) there: the same for every request, so stored."""
-    key = f"replay of all, {name}, {recipe}"
+    key = f"replay of all, {name}, {recipe}, {walked is not None}"
     if key not in linearisation.memo:
-        end = replay(model, linearisation.anchor, labels, recipe, description=f"replay of all ({name})")[0]
+        words = f"replay of all ({name})"
+        end = replay(model, linearisation.anchor, labels, recipe, description=words, walked=walked)[0]
         linearisation.memo[key] = end, probabilities(model, end, len(labels))
     end, predictions = linearisation.memo[key]
     return end, predictions
