@@ -328,3 +328,17 @@ def test_the_data_is_digested_once(toy, result, monkeypatch) -> None:
     fastntk.audit(toy.run, result, holdout=toy.holdout, reference="retrain", relearn_cap=1)
     assert digested.count(len(toy.run.data)) == 1
     assert len(digested) == 1
+
+
+def test_classes_of_an_earlier_request_are_not_among_those_that_stay(toy) -> None:
+    """Nobody expects the second result to know them."""
+    first = fastntk.unlearn(toy.run, classes=["ant"], method="retrain").as_run()
+    labels = toy.holdout.labels
+    for request, whole in (({"classes": ["bee"]}, ["bee"]), ({"ids": [first.data.ids[0]]}, [])):
+        second = fastntk.unlearn(first, method="retrain", **request)
+        record = fastntk.audit(first, second, holdout=toy.holdout, relearn_cap=1, probes=False)
+        assert record["request"]["whole_classes"] == whole
+        stays = (labels == 2) if whole else (labels != 0)
+        predicted = second.model(toy.holdout.inputs).argmax(1)
+        expected = float((predicted[stays] == labels[stays]).double().mean())
+        assert record["accuracy"]["holdout_kept_classes"]["unlearned"] == pytest.approx(expected)

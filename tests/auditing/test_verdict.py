@@ -97,7 +97,7 @@ CHANGES = [
         "memory left",
         "population attack reaches AUC 0.70, on Retrain 0.50 (limit 0.12",
     ),
-    ("membership.u_lira", lira(0.8), "memory left", "U-LiRA reaches AUC 0.80"),
+    ("membership.u_lira", lira(0.8), "memory left", "U-LiRA reaches AUC 0.80, by chance 0.50"),
     # How much a comparison of two halves of the Retrains scatters does not excuse the unlearned model.
     ("membership.u_lira", lira(0.8, error=0.3), "memory left", "U-LiRA reaches AUC 0.80"),
     ("accuracy.forget.unlearned", 0.9, "memory left", "accuracy on forgotten samples is 90.0 %, Retrain's 60.0 %"),
@@ -111,6 +111,7 @@ CHANGES = [
         "their loss went 0.75 of the way to Retrain's",
     ),
     ("loss.forget.unlearned", None, "differs from retrain", "not numbers"),
+    ("accuracy.retain.unlearned", 0.0, "differs from retrain", "classifies none of the retained samples correctly"),
 ]
 
 
@@ -121,6 +122,11 @@ def test_each_rule_by_itself(record_with: Make, path: str, value: Any, level: st
     assert outcome.level == level
     assert outcome.text[0] == TEXT[outcome.level]
     assert any(reason in text for text in outcome.reasons)
+
+
+def test_where_retrain_classifies_nothing_either_that_is_no_difference(record_with: Make) -> None:
+    nothing = {"full": 0.0, "unlearned": 0.0, "retrain": 0.0}
+    assert verdict(record_with(good(), {"accuracy": {"retain": nothing}})).level == "like retrain"
 
 
 def test_like_retrain_has_no_reasons_and_says_what_was_seen(record_with: Make) -> None:

@@ -210,6 +210,9 @@ def test_sources_are_kept_with_absolute_paths(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     assert portable("digits@test") == "digits@test"
+    assert portable("hf:org/name@train") == "hf:org/name@train"
+    (tmp_path / "kept").mkdir()
+    assert portable("hf:kept@train") == f"hf:{tmp_path.resolve()}/kept@train"
     assert portable("photos@train") == f"{tmp_path.resolve()}/photos@train"
     assert portable("x.npz") == f"{tmp_path.resolve()}/x.npz"
     assert portable("cifar10:photos@test") == f"cifar10:{tmp_path.resolve()}/photos@test"

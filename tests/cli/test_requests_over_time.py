@@ -106,6 +106,23 @@ def test_a_class_goes_then_its_pictures_and_the_run_then_more(place: Path, depth
     command("info", place / "third")
 
 
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_hold_out_set_without_a_class_is_said_and_audited(place: Path, emptied: bool) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
+    pictures(place / "unseen", 2, seed=9)
+    shutil.rmtree(place / "unseen" / "bee")
+    if emptied:
+        (place / "unseen" / "bee").mkdir()
+    options = ["--data", place / "photos", "--holdout", place / "unseen", "--no-probes", "--relearn-cap", "1"]
+    outcome = command("audit", place / "run", place / "first", *options)
+    assert "none of bee: nothing is measured on new images of these" in " ".join(outcome.stdout.split())
+    shutil.rmtree(place / "unseen")
+    (place / "unseen" / "yak").mkdir(parents=True)
+    shutil.copy(place / "photos" / names_of("ape")[0], place / "unseen" / "yak")
+    refused = command("audit", place / "run", place / "first", *options, "--overwrite", code=2)
+    assert "has no images of the classes" in refused.stderr
+
+
 def test_the_command_line_does_what_the_library_does(place: Path) -> None:
     unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
     unlearn(place, "first", "second", "--ids", names_of("ape")[0], "--depth", "head")
@@ -153,10 +170,13 @@ def test_no_trace(place: Path) -> None:
     record = printed("finetune", "resnet20", *options, "--no-trace", "--out", place / "plain")
     assert record["trace"] is None
     assert "--no-trace" in record["no_trace_because"]
-    record = printed("finetune", "resnet20", *options, "--tune", "norm", "--out", place / "norm")
+    record = printed("finetune", "resnet20", *options, "--tune", "norm+fc.bias", "--out", place / "norm")
     assert "is not tuned" in record["no_trace_because"]
-    refused = command("finetune", "resnet20", *options, "--tune", "norm", "--trace", "--out", place / "no", code=2)
+    refused = command("finetune", "resnet20", *options, "--tune", "norm+fc.bias", "--trace", "--out", place / "no", code=2)
     assert "is not tuned" in refused.stderr
+    untuned = command("finetune", "resnet20", *options, "--tune", "norm", "--out", place / "no", code=2)
+    assert "The head (fc) is all zero and not tuned" in " ".join(untuned.stderr.split())
+    assert not (place / "no").exists()
     assert (
         "nothing else stands in"
         in command("unlearn", place / "plain", "--classes", "bee", "--no-images", "--out", place / "no", code=2).stderr

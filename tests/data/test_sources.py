@@ -224,11 +224,42 @@ def test_only_selected_images_are_decoded(photos: Path, monkeypatch: pytest.Monk
     assert paths == ["0.png", "1.png"]
 
 
+def test_hidden_folders_are_not_read_and_linked_ones_are(photos: Path, tmp_path: Path) -> None:
+    before = load_source(f"{photos}@train", spec=PLAIN).ids
+    name = before[0].split("/")[0]
+    picture = (photos / "train" / before[0]).read_bytes()
+    hidden, linked = photos / "train" / name / ".thumbnails", tmp_path / "elsewhere"
+    for folder in (hidden, linked):
+        folder.mkdir()
+        (folder / "9.png").write_bytes(picture)
+    (photos / "train" / name / "more").symlink_to(linked)
+    (linked / "back").symlink_to(photos / "train" / name)  # a circle ends
+    assert set(load_source(f"{photos}@train", spec=PLAIN).ids) - set(before) == {f"{name}/more/9.png"}
+
+
+def test_ids_of_an_npz_under_another_name_are_not_passed_over(tmp_path: Path) -> None:
+    arrays = {"x": noise(4, 8, 8, 3), "y": np.array([0, 1, 0, 1])}
+    for name in ("ids", "image_id"):
+        np.savez(tmp_path / "own.npz", **arrays, **{name: np.arange(4)[::-1]})
+        with pytest.raises(InputError, match=rf"has {name}, which looks like ids and is not read: call the array id, or"):
+            load_source(tmp_path / "own.npz", spec=PLAIN)
+    split = {f"{name}_train": value for name, value in arrays.items()}
+    np.savez(tmp_path / "own.npz", **split, id=np.arange(4))
+    with pytest.raises(InputError, match="has id, which looks like ids and is not read: call the array id_train"):
+        load_source(tmp_path / "own.npz", spec=PLAIN)
+    np.savez(tmp_path / "own.npz", **arrays, id=np.arange(4)[::-1], ids=np.arange(4))
+    assert load_source(tmp_path / "own.npz", spec=PLAIN).ids == ("3", "2", "1", "0")
+
+
 def test_folder_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds splits \(holdout, train\), not classes.*photos@holdout, .*photos@train"):
         load_source(photos, spec=PLAIN)
     with pytest.raises(InputError, match=r"no sub-folder 'test' for @test; it has holdout, train"):
         load_source(f"{photos}@test", spec=PLAIN)
+    (photos / "valid").mkdir()
+    (photos / "meta").mkdir()
+    with pytest.raises(InputError, match=r"holds splits \(holdout, train, valid\), not classes"):
+        load_source(photos, spec=PLAIN)
     (tmp_path / "bare").mkdir()
     with pytest.raises(InputError, match="has no sub-folders; an image folder holds one sub-folder a class"):
         load_source(tmp_path / "bare", spec=PLAIN)

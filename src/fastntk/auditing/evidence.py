@@ -37,9 +37,10 @@ class Finding:
 def findings(record: Measurements) -> list[Finding]:
     """Everything beyond its limit, memory first."""
     found = [_relearning(record), *_attacks(record), *_losses(record), *_accuracies(record), *_distances(record)]
-    if not record.accuracy.retain.unlearned or not_numbers(record):
-        text = "the model's outputs are not numbers on some samples, or it classifies none correctly"
-        found.append(Finding("difference", "numbers", text))
+    if not_numbers(record):
+        found.append(Finding("difference", "numbers", "the model's outputs are not numbers on some samples"))
+    elif not record.accuracy.retain.unlearned and known(record.accuracy.retain.retrain) != 0:
+        found.append(Finding("difference", "numbers", "the model classifies none of the retained samples correctly"))
     return sorted((item for item in found if item), key=lambda item: item.kind != "memory")
 
 
@@ -61,7 +62,7 @@ def spread_remark(record: Measurements) -> str | None:
     if further == 0:
         return (
             "Only one Retrain was made, so distances to it were not judged, and losses and accuracies by fixed limits: further "
-            "ones (--retrains 3) show how far chance goes."
+            "ones (--reference retrain --retrains 3) show how far chance goes."
         )
     count = record.request.forget
     factor = calibration.pair_factor(count, further)
@@ -148,11 +149,13 @@ def _attacks(record: Measurements) -> list[Finding]:
         memory = shifts is None or shifts.unlearned is None or shifts.unlearned.median > 0
         # Of Retrain against itself it is one half by construction; what half the models gave is chance, and no part of the gap.
         half = None if lira.retrain is None else replace(lira.retrain, auc=0.5, auc_standard_error=0.0)
-        found.append(_attack("U-LiRA", lira.unlearned, half, least=calibration.LIRA_GAP, memory=memory))
+        found.append(_attack("U-LiRA", lira.unlearned, half, least=calibration.LIRA_GAP, memory=memory, beside="by chance"))
     return [item for item in found if item]
 
 
-def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: float, memory: bool) -> Finding | None:
+def _attack(
+    title: str, now: Attack | None, wanted: Attack | None, *, least: float, memory: bool, beside: str = "on Retrain"
+) -> Finding | None:
     if now is None or wanted is None:
         return None
     paired = known(getattr(now, "difference_standard_error", None))
@@ -160,9 +163,7 @@ def _attack(title: str, now: Attack | None, wanted: Attack | None, *, least: flo
     limit = max(calibration.LEVEL * noise, least)
     if now.auc - wanted.auc <= limit:
         return None
-    text = (
-        f"{title} reaches AUC {now.auc:.2f}, on Retrain {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
-    )
+    text = f"{title} reaches AUC {now.auc:.2f}, {beside} {wanted.auc:.2f} (limit {limit:.2f} more: {calibration.LEVEL} standard "
     text += f"errors, at least {least})"
     kind: Kind = "memory" if memory else "difference"
     return Finding(kind, title.removeprefix("the "), text if memory else f"{text}: told apart by being pushed too far")

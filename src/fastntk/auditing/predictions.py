@@ -138,11 +138,12 @@ def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = Tr
     finally:
         if hook is not None:
             hook.remove()
-    inner = torch.cat(parts) if parts and sum(len(part) for part in parts) == len(outputs) else None
+    made = head is not None and head.out_features == outputs.shape[1]  # else some other layer makes the logits
+    inner = torch.cat(parts) if made and parts and sum(len(part) for part in parts) == len(outputs) else None
     return outputs.cpu(), None if inner is None else inner.cpu()
 
 
-def _head(model: nn.Module) -> nn.Module | None:
+def _head(model: nn.Module) -> nn.Linear | None:
     try:
         return find_head(model)[1]
     except InputError:

@@ -80,15 +80,21 @@ def class_names(samples: Samples, *, classes: int) -> tuple[str, ...]:
 
 
 def accuracies(models: Mapping[str, Predictions], whole: tuple[int, ...]) -> Accuracies:
-    """By set, then by model; hold-out also split into forgotten and other classes where whole classes went."""
+    """By set, then by model; hold-out also split into forgotten and kept classes where whole classes went.
+
+    Classes that an earlier request forgot are neither.
+    """
     shares = {
         where: Fractions(**{name: accuracy(getattr(model, where), model.labels[where]) for name, model in models.items()})
         for where in SETS
     }
-    labels = next(iter(models.values())).labels["holdout"]
+    known = next(iter(models.values())).labels
+    labels = known["holdout"]
     forgotten = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
-    for key, mask in (("holdout_forgotten_classes", forgotten), ("holdout_kept_classes", ~forgotten)):
-        if whole and bool(mask.any()):
+    kept = torch.isin(labels, known["retain"].unique()) & ~forgotten
+    gone = bool((~forgotten & ~kept).any())
+    for key, mask in (("holdout_forgotten_classes", forgotten), ("holdout_kept_classes", kept)):
+        if (whole or gone) and bool(mask.any()):
             shares[key] = Fractions(**{name: accuracy(model.holdout[mask], labels[mask]) for name, model in models.items()})
     return Accuracies(**shares)
 

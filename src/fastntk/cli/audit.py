@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastntk.base.errors import listing
 from fastntk.base.marks import AUDIT, check_audit
 from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import duration
@@ -105,10 +106,9 @@ def audit(
         function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
         reference = "retrain" if reference is None and function is not None else reference
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
-        # A class that an earlier request forgot may be gone from the hold-out set too.
-        vanished = loaded.data.classes_without_samples
-        hide = hiding_key(loaded.source, loaded.key)
-        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=loaded.data.classes, vanished=vanished, hide=hide)
+        # Classes that were forgotten, or are rare, may be missing from the hold-out set; it is said which.
+        classes, hide = loaded.data.classes, hiding_key(loaded.source, loaded.key)
+        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=classes, vanished=classes or (), hide=hide)
         options: dict[str, Any] = {
             "relearn_cap": relearn_cap,
             "probes": probes,
@@ -164,9 +164,11 @@ def _announce(
         check_ensemble(run, size=size, kind=kind, retrain=function)
         check_offered(result.method, kind)
     stages = estimate(run, result, holdout=holdout, retrains=trained_here, **options)
+    lacking = [name for name in holdout.classes_without_samples if name not in run.data.classes_without_samples]
+    without = f", none of {listing(lacking)}: nothing is measured on new images of these" if lacking else ""
     facts: dict[str, object] = {
         "subject": f"{result.method}, {len(result.split.forget):,} of {len(run.data):,} samples forgotten",
-        "hold-out": f"{len(holdout):,} samples",
+        "hold-out": f"{len(holdout):,} samples{without}",
         "device": run.anchor.device,
         "reference": "none: nothing to judge by" if reference is None else reference,
     }

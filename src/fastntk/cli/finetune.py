@@ -285,7 +285,7 @@ def portable(data: str) -> str:
     from fastntk.data.sources import parse_source
 
     name = parse_source(data)
-    if not name.place or name.kind == "hf":
+    if not name.place or (name.kind == "hf" and not Path(name.place).expanduser().exists()):
         return data
     place = Path(os.path.abspath(Path(name.place).expanduser()))  # links stay: a cache may name what they lead to otherwise
     if not is_utf8(str(place)):

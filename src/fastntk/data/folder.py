@@ -1,7 +1,8 @@
 """An image folder with one sub-folder a class, ImageNet-R's layout among others.
 
 Classes are the sub-folders in sorted order, ids the files' paths relative to the folder (or to the split's
-sub-folder), with "/" on every system. Hidden files, and files that do not end like an image, are not looked at.
+sub-folder), with "/" on every system. Hidden files and folders, and files that do not end like an image, are not looked at;
+linked folders are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastntk.base.errors import InputError, listing
 from fastntk.data.catalog import Catalog
 from fastntk.data.pictures import ENDINGS, decode
 
-SPLITS = ("train", "test", "holdout", "val")
+SPLITS = ("train", "test", "holdout", "val", "valid", "validation", "dev")
 
 
 def open_folder(path: Path, split: str | None, *, emptied: bool = False) -> Catalog:
@@ -50,9 +51,10 @@ def _root(path: Path, split: str | None) -> Path:
         raise InputError(f"no folder {path}")
     inside = _subfolders(path)
     if split is None:
-        if inside and set(inside) <= set(SPLITS):
-            advice = listing(f"{path}@{name}" for name in inside)
-            raise InputError(f"{path} holds splits ({listing(inside)}), not classes: say which one, {advice}")
+        splits = [name for name in inside if name in SPLITS]
+        if splits and (len(splits) == len(inside) or ("train" in splits and len(splits) > 1)):
+            advice = listing(f"{path}@{name}" for name in splits)
+            raise InputError(f"{path} holds splits ({listing(splits)}), not classes: say which one, {advice}")
         return path
     if split not in inside:
         raise InputError(f"{path} has no sub-folder {split!r} for @{split}; it has {listing(inside) or 'none'}")
@@ -65,8 +67,14 @@ def _subfolders(path: Path) -> tuple[str, ...]:
 
 def _files(root: Path, name: str) -> list[str]:
     """Return the images of one class, at any depth, as sorted paths relative to ``root``."""
-    paths = []
-    for folder, _, names in os.walk(root / name):
+    paths, seen = [], set()
+    for folder, inner, names in os.walk(root / name, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link that leads back
+            inner.clear()
+            continue
+        seen.add(real)
+        inner[:] = sorted(each for each in inner if not each.startswith("."))
         for file in names:
             if file.lower().endswith(ENDINGS) and not file.startswith("."):
                 paths.append((Path(folder) / file).relative_to(root).as_posix())

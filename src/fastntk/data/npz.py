@@ -97,6 +97,7 @@ def _catalog(path: Path, arrays: _Arrays, split: str | None) -> Catalog:
     suffix = _suffix(path, arrays.names, split)
     if f"y{suffix}" not in arrays.names:
         raise InputError(f"{path} has x{suffix} but no y{suffix}; its arrays are {listing(arrays.names)}")
+    _refuse_unread_ids(path, arrays.names, suffix)
     pixels = _pixels(path, arrays[f"x{suffix}"], name=f"x{suffix}")
     try:
         labels = label_tensor(arrays[f"y{suffix}"], count=len(pixels)).numpy()
@@ -106,6 +107,18 @@ def _catalog(path: Path, arrays: _Arrays, split: str | None) -> Catalog:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Catalog(str(path), ids, labels, classes, lambda row: pixels[row])
+
+
+def _refuse_unread_ids(path: Path, names: list[str], suffix: str) -> None:
+    """Ids under another name would be passed over, and a request would forget other samples than it names."""
+    wanted = f"id{suffix}"
+    likely = {f"{stem}{end}" for stem in ("ids", "sample_id", "sample_ids", "image_id", "image_ids") for end in {"", suffix}}
+    unread = sorted((likely | {"id"}) & set(names) - {wanted})
+    if unread and wanted not in names:
+        raise InputError(
+            f"{path} has {listing(unread)}, which looks like ids and is not read: call the array {wanted}, or leave it out (ids "
+            "are then 0, 1, …)"
+        )
 
 
 def _suffix(path: Path, names: list[str], split: str | None) -> str:

@@ -22,6 +22,7 @@ from fastntk.training.run import Run
 from fastntk.training.speed import measure_speed
 from fastntk.training.trace import Trace
 from fastntk.training.trace_folder import read_trace, seal_trace
+from fastntk.training.tuned_head import check_head
 from fastntk.tuning import Subset
 from fastntk.tuning.outside import noted
 
@@ -32,13 +33,15 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights
     are the same bytes with and without.
     """
+    check_samples(model, samples)
+    if recipe.epochs:
+        check_head(subset, samples)
     anchor, before = subset.get(), noted(subset)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorded: Trace | None = None
     recorder, folder = None, None
     with contextlib.ExitStack() as stack:
         if trace is not None and trace is not False:
-            check_samples(model, samples)
             if trace is not True:
                 folder = stack.enter_context(new_folder(Path(trace)))
                 folder.chmod(0o700)

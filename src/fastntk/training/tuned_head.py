@@ -1,12 +1,18 @@
-"""The head of a model whose training is recorded."""
+"""The head of a model that is trained: whether the layer taken for it is the one, and what a trace needs of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
+from fastntk.data import Samples
+from fastntk.models import logits
+from fastntk.training.network import eval_mode, fast_layout
 from fastntk.tuning import Subset, find_head
 
 
@@ -41,3 +47,44 @@ def tuned_head(model: nn.Module, subset: Subset) -> TunedHead:
         )
     body = tuple(each for each in subset.names if each not in (weight, bias))
     return TunedHead(layer, weight, bias if bias in subset.names else None, body)
+
+
+def check_head(subset: Subset, samples: Samples) -> None:
+    """Refuse to train where another layer than the tuned head makes the logits, or where a new head is left at zero: then nothing
+    could be learnt, and nobody would be told. One forward pass of two samples."""
+    try:
+        name, layer = find_head(subset.model)
+    except InputError:
+        return
+    maker = _maker_of_logits(subset.model, samples)
+    if maker not in (None, name) and f"{name}.weight" in subset.names:
+        raise InputError(
+            f"tune took {name} for the head, but {maker} makes the logits. Name what should be tuned (tune(model, "
+            f"'norm+{maker}.*')), or register the head of {type(subset.model).__name__} after all its other linear layers."
+        )
+    head = layer if maker is None else subset.model.get_submodule(maker)
+    tuned = any(parameter is each for parameter in head.parameters() for each in subset.parameters.values())
+    if not tuned and not any(bool(parameter.any()) for parameter in head.parameters()):
+        raise InputError(
+            f"The head ({maker or name}) is all zero and not tuned: the logits stay zero, and nothing can learn. Tune it as "
+            "well: tune(model, '…+head'), --tune …+head."
+        )
+
+
+@torch.no_grad()
+def _maker_of_logits(model: nn.Module, samples: Samples) -> str | None:
+    """The linear layer whose output is the model's, if there is one: models may also go on from there."""
+    made: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, arguments, output: made.update({name: output})
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    hooks = [module.register_forward_hook(keep(name)) for name, module in layers.items()]
+    try:
+        with eval_mode(model):
+            outputs = logits(model, fast_layout(model, samples.inputs[:2]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return next((name for name, output in made.items() if output is outputs), None)
