@@ -430,3 +430,8 @@ def whole_or_absent(folder: Path) -> str:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_result_inside_the_folder_of_its_run_is_refused(place: Path) -> None:
+    refused = command("unlearn", place / "run", "--classes", "bee", "--out", place / "run" / "results" / "first", code=2)
+    assert "`fastntk erase` would remove it with that folder" in " ".join(refused.stderr.split())
