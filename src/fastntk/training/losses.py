@@ -10,7 +10,9 @@ be saved and read without it. Any other one cannot be saved: whoever reads the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +96,24 @@ class PathLoss:
             "This trace was recorded with a loss of one's own, which is not in the file. Give the same function again: "
             "Run.load(folder, loss=function), on the command line --loss-with MODULE:FUNCTION."
         )
+
+
+def own_copy(loss: Any) -> Any:
+    """A copy of a module, so that what it counts or learns stays the loop's; anything else, and what cannot be copied, itself."""
+    if not isinstance(loss, torch.nn.Module):
+        return loss
+    try:
+        return copy.deepcopy(loss)
+    except Exception:  # whatever its parts cannot do
+        return loss
+
+
+@contextlib.contextmanager
+def own_draws(device: torch.device) -> Iterator[None]:
+    """Random numbers that are drawn in here, on the CPU and this device, are drawn again after it."""
+    other = device.type != "cpu"
+    with torch.random.fork_rng(devices=[device.index or 0] if other else [], device_type=device.type if other else "cuda"):
+        yield
 
 
 def check_loss(loss: Any) -> None:

@@ -1,7 +1,7 @@
 """What the gradients of one step tell of it, and its way from the device to the host.
 
 With m_b the gradient of the head's weight that the loss gives for batch b, g_b the one that its backward pass made, and g the one
-that the optimiser is given:
+that the optimiser is given (in the error with the bias's beside it, where that is tuned):
 
     g_b = s_b·m_b       s_b: what the loop multiplied the loss with (1, or 1/n of n batches), times a loss scaler's power
     g = c·Σ g_b         c: gradient clipping, over the scaler's power
@@ -54,8 +54,11 @@ class Measure:
     usual: Tensor
 
 
-def measured(parts: Sequence[Part], head: nn.Linear, loss: PathLoss, *, usual: Tensor, scaled: Any) -> Measure:
-    """From the gradients as they are before the step. ``scaled``: what a fused optimiser divides them by itself, or None.
+def measured(
+    parts: Sequence[Part], head: nn.Linear, loss: PathLoss, *, usual: Tensor, scaled: Any, bias: Tensor | None = None
+) -> Measure:
+    """From the gradients as they are before the step. ``scaled``: what a fused optimiser divides them by itself, or None;
+    ``bias``: the gradient of the head's bias, where it is tuned.
 
     Where the loss is so low that m_b is rounding, nothing is told: the share is then the ``usual`` one, and nothing was clipped.
     """
@@ -63,25 +66,28 @@ def measured(parts: Sequence[Part], head: nn.Linear, loss: PathLoss, *, usual: T
     if weight.grad is None:
         raise InputError("the gradients were thrown away between the backward pass and the step: zero_grad() before it")
     live = weight.grad if scaled is None else weight.grad / scaled
-    products, made, tells = [], [], []
+    products, sums, made, tells = [], [], [], []
     for part in parts:
         assert part.features is not None
         assert part.gradient is not None
         features = part.features.to(weight.dtype)
         outputs = nn.functional.linear(features, weight, head.bias)
-        product = loss.gradient(outputs, part.targets.to(outputs.device)).T @ features
+        residual = loss.gradient(outputs, part.targets.to(outputs.device))
+        product = residual.T @ features
         products.append(product)
+        sums.append(residual.sum(0))
         made.append(part.gradient)
         tells.append(product.norm() > 8 * torch.finfo(weight.dtype).eps * features.norm())
     plain, raw = torch.stack(tells), torch.stack(made).sum(0)
     scales = torch.stack([_factor(gradient, product) for gradient, product in zip(made, products)])
     total = torch.where(plain, scales, 0).sum()
-    power = torch.where(total > SCALER, total.clamp_min(1).log2().round().exp2(), torch.ones_like(total))
+    power = _scaler(total, _factor(live, raw), size=sum(len(part.positions) for part in parts))
     shares = torch.where(plain, scales / power, usual.to(scales))
     known = plain.any() & (raw.norm() > 0)
     clip = torch.where(known, power * _factor(live, raw), 1.0)
-    model = torch.stack([share * product for share, product in zip(shares, products)]).sum(0)
-    error = torch.where(known, (live - clip * model).norm() / live.norm().clamp_min(1e-30), 0.0)
+    pairs = [(live, products)] if bias is None else [(live, products), (bias if scaled is None else bias / scaled, sums)]
+    missed = [given - clip * sum(share * each for share, each in zip(shares, wanted)) for given, wanted in pairs]
+    error = torch.where(known, _length(missed) / _length([given for given, _ in pairs]).clamp_min(1e-30), 0.0)
     mean = torch.where(plain, shares, 0).sum() / plain.sum().clamp_min(1)
     return Measure(clip, shares, error, live, torch.where(plain.any(), mean, usual.to(mean)))
 
@@ -91,9 +97,9 @@ def check_first(seen: Measure, *, low: bool) -> None:
     error = float(seen.error)
     if error > FIT * (10 if low else 1) and float(seen.live.norm()) > 0:
         raise InputError(
-            f"the gradient that reached the head's weight is not that of loss(logits, targets): {100 * error:.0f} % of it is "
-            "something else. loss must be the mean loss that the loop uses, its targets those given to batch(), and nothing "
-            "may follow the head (a factor, a second head, a penalty on its weight)"
+            f"the gradient that reached the head is not that of loss(logits, targets): {100 * error:.0f} % of it is something "
+            "else. loss must be the mean loss that the loop uses, its targets those given to batch(), and nothing may follow the "
+            "head (a factor, a second head, a penalty on its weight); gradients may be clipped all together, not one by one"
         )
 
 
@@ -103,8 +109,8 @@ def check_all(middle: float, mean: float, *, low: bool) -> None:
     if middle > FIT * (10 if low else 1):
         raise InputError(
             f"The gradients that reached the head are not those of the loss given: {100 * middle:.0f} % of them is something "
-            "else (as where they are clipped by value, or the loss changes on the way). A replay by this record would not follow "
-            "the training."
+            "else (as where they are clipped by value or one by one, or the loss changes on the way). A replay by this record "
+            "would not follow the training."
         )
     if middle > FIT / 2 * (10 if low else 1):
         warnings.warn(
@@ -145,6 +151,27 @@ def step_tensors(
 def _gradient(parameter: nn.Parameter) -> Tensor:
     """Flat; zeros for one that took no part, where that is the same to the optimiser."""
     return torch.zeros_like(parameter).reshape(-1) if parameter.grad is None else parameter.grad.detach().reshape(-1)
+
+
+def _length(gradients: Sequence[Tensor]) -> Tensor:
+    """Of all of them side by side."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    length: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return length
+
+
+def _scaler(total: Tensor, factor: Tensor, *, size: int) -> Tensor:
+    """The power of 2 that a loss scaler multiplied the loss with; 1 where there is none, as where the loss is a sum.
+
+    ``total``: the loss over the mean loss, of a step of ``size`` samples. ``factor``: what is left of the gradient at the step,
+    when the power was taken out again: its inverse; less than that where gradients were clipped, so that only ``total`` tells of
+    it, about.
+    """
+    inverse, near = (each.clamp_min(1e-30).log2().round().exp2() for each in (factor, total))
+    clipped = torch.where(near * factor < 4, near, torch.ones_like(near))
+    power = torch.where((factor / inverse - 1).abs() < 1e-5, 1 / inverse, clipped)
+    scaled = (total > SCALER) & ((total / size - 1).abs() > 1e-3)
+    return torch.where(scaled, power, torch.ones_like(power))
 
 
 def _factor(seen: Tensor, product: Tensor) -> Tensor:
@@ -199,3 +226,9 @@ def clipping(measures: Tensor) -> tuple[Tensor, float | None]:
     most = float(reached.median())
     same = float(reached.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
     return clips, most if same else None
+
+
+def unexplained(clips: Tensor, max_norm: float | None) -> bool:
+    """Whether gradients were multiplied with different factors (S,) by no rule that is known: without some samples others would
+    have been."""
+    return max_norm is None and len(clips) > 0 and bool(clips.max() - clips.min() > 1e-4 * clips.abs().max())

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from fastntk.base.atomic import new_folder
 from fastntk.base.errors import listing
 from fastntk.data import Samples
+from fastntk.training.averages import Average, Shares
 from fastntk.training.live_optimizer import Numbers, varying
 from fastntk.training.losses import LossFunction
 from fastntk.training.measured_step import Part, Step, clipping
@@ -27,9 +27,6 @@ from fastntk.tuning import Subset
 
 EXPECTED_STEPS = 1000
 """Steps for which the body's gradients should have room, where the loop does not say how many there will be."""
-Average = Literal["batch", "step"]
-REMEMBERED = 1000
-"""Steps of unequal batches that are looked at."""
 QUEUE = 16
 """Steps whose numbers may be on their way from the device at once."""
 
@@ -37,15 +34,15 @@ QUEUE = 16
 @dataclass(frozen=True, eq=False)
 class Ended:
     """Of the whole path: what each step was clipped by and the norm of its body's gradient (S,), the norm that was clipped to,
-    the middle one of the steps' errors, and their mean by the size of the gradient. ``by_size``: whether batches of unequal size
-    counted by their sizes in a step (None: there were none)."""
+    the middle one of the steps' errors, and their mean by the size of the gradient. ``averages``: what batches of unequal
+    size show that a step may be the mean of (nothing: there were none)."""
 
     clips: Tensor
     norms: Tensor
     max_norm: float | None
     error: float
     mean_error: float
-    by_size: bool | None
+    averages: tuple[Average, ...]
 
 
 class PathStore:
@@ -65,7 +62,7 @@ class PathStore:
             self._abandoned = weakref.finalize(self, _abandon, self._stack)
         self._writer: TraceWriter | None = None
         self._queue: list[Step] = []
-        self._unequal: list[tuple[float, float]] = []
+        self._shares = Shares()
         self._measures: list[Tensor] = []
         self._options: list[Numbers] = []
 
@@ -138,10 +135,7 @@ class PathStore:
             parts=list(zip(step.counts, shares)),
             targets=step.targets,
         )
-        if len(set(step.counts)) > 1 and len(self._unequal) < REMEMBERED:
-            part = torch.tensor(shares, dtype=torch.float64) / sum(shares)
-            count = torch.tensor(step.counts, dtype=torch.float64)
-            self._unequal.append((float((part - count / count.sum()).abs().max()), float((part - 1 / len(part)).abs().max())))
+        self._shares.add(step.counts, shares)
         self._check_room()
         if writer.nbytes("features") > HALF_ABOVE and self._like.dtype == torch.float32:
             writer.narrow()
@@ -182,13 +176,7 @@ class PathStore:
         clips, most = clipping(measures)
         errors, sizes = measures[:, 1], measures[:, 3] * measures[:, 0].abs()
         mean = float((errors * sizes).norm() / sizes.norm().clamp_min(1e-30))
-        return Ended(clips, measures[:, 2], most, float(errors.median()), mean, self._by_size())
-
-    def _by_size(self) -> bool | None:
-        if not self._unequal:
-            return None
-        sized, equal = torch.tensor(self._unequal).median(0).values.tolist()
-        return bool(sized < 0.02 and sized < equal / 4)
+        return Ended(clips, measures[:, 2], most, float(errors.median()), mean, self._shares.averages())
 
     def finish(
         self, ended: Ended, facts: TraceFacts, listed: Samples, relabel: Tensor | None, function: LossFunction | None
@@ -217,19 +205,6 @@ class PathStore:
             self._writer.close()
         if self._target is not None:
             self._abandoned()
-
-
-def average_of(given: Average | None, ended: Ended) -> Average:
-    """What a step of several batches is the mean of: as given, else as batches of unequal size show; said where these differ."""
-    shown: Average = "step" if ended.by_size else "batch"
-    if given is not None and ended.by_size is not None and given != shown:
-        how = "by their size" if ended.by_size else "alike"
-        warnings.warn(
-            f"average={given!r} was given, but batches of unequal size counted {how} in a step, which is average={shown!r}: a "
-            "replay without some of their samples would be off",
-            stacklevel=4,
-        )
-    return given or shown
 
 
 class _Abandoned(BaseException):

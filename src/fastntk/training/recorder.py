@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,12 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
+from fastntk.training.averages import Average, average_of
 from fastntk.training.live_optimizer import LiveOptimizer, numbers_of, recorded_groups
-from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, recognised
-from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors
+from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, own_copy, own_draws, recognised
+from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors, unexplained
 from fastntk.training.network import check_precision
-from fastntk.training.path_store import Ended, PathStore, average_of
+from fastntk.training.path_store import Ended, PathStore
 from fastntk.training.run import Run
 from fastntk.training.trace import TraceFacts
 from fastntk.training.trace_writer import GRADIENTS_UP_TO
@@ -52,7 +53,7 @@ def record(
     *,
     loss: Any,
     trace: bool | str | Path = True,
-    average: Literal["batch", "step"] | None = None,
+    average: Average | None = None,
     steps: int | None = None,
     room: int = GRADIENTS_UP_TO,
 ) -> Recorder:
@@ -60,7 +61,8 @@ def record(
 
     ``loss(logits, targets)``: the mean loss that the loop uses, a function or a name ("cross-entropy"). ``trace``: True keeps the
     record in memory, a path puts it into a new folder. ``average``: what a step of several accumulated batches is, the mean of
-    their means ("batch"), or the mean of all their samples ("step"); None: as batches of unequal size show, else the first.
+    their means ("batch"), or the mean of all their samples ("step"); "sum" where the loop sums ``loss`` over samples and divides
+    by nothing or a fixed number. None: as batches of unequal size show, else the first.
     ``steps``: how many there will be, if known; with ``room`` (bytes) it decides how much of the body's path is kept, from the
     head inwards.
     """
@@ -78,7 +80,7 @@ class Recorder:
         *,
         loss: Any,
         trace: bool | str | Path,
-        average: Literal["batch", "step"] | None,
+        average: Average | None,
         steps: int | None,
         room: int,
     ) -> None:
@@ -100,7 +102,7 @@ class Recorder:
         self._prepared: Step | None = None
         self._usual = torch.ones(())
         self._epoch_due, self._told, self.epochs, self.steps = True, False, 0, 0
-        self._low = False
+        self._low = self._passed_over = False
         self._broken: str | None = None
         self._done = False
         self._tuned = Untouched(list(self._parameters.values()), self._head.layer.weight)
@@ -133,14 +135,12 @@ class Recorder:
             # What this batch began was not finished; steps before it stand. A gradient that it left counts, until it is cleared.
             self._pending = [each for each in self._pending if each is not part or each.gradient is not None]
             self._open = None
+            if part is not None and part.forwards == 0:
+                self._visitors.miss(part.positions)
             raise
         self._open = None
         if part is not None and self._broken is None and part.forwards == 0:
-            self._pending = [each for each in self._pending if each is not part]
-            self._fail(
-                f"a batch of {len(part.positions)} samples was announced, but the head saw no images inside the with-block "
-                "(with gradients enabled): put forward, backward and step into it"
-            )
+            self._without_images(part)
 
     def epoch(self) -> None:
         """A new epoch begins. Not needed where every sample is seen once an epoch: then it is noticed. Where samples are drawn
@@ -159,6 +159,13 @@ class Recorder:
             assert listed is not None
             ended = self._store.end()
             check_all(ended.error, ended.mean_error, low=self._low)
+            if unexplained(ended.clips, ended.max_norm):
+                warnings.warn(
+                    "gradients were multiplied with a factor that changes from step to step, as by clipping, but not by one norm "
+                    "of all of them (clip_grad_norm_ with norm_type=2 and one max_norm): a replay keeps the recorded factors, an "
+                    "approximation",
+                    stacklevel=2,
+                )
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
         except BaseException:
             self.close()
@@ -187,9 +194,23 @@ class Recorder:
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
             )
-        positions, again = self._visitors.arrive(names, targets)
-        self._epoch_due |= again and not self._told
-        return Part(positions, targets)
+        return Part(self._visitors.arrive(names, targets), targets)
+
+    def _without_images(self, part: Part) -> None:
+        """A batch was announced and not looked at. After the first step that is one that the loop passes over."""
+        what = (
+            f"a batch of {len(part.positions)} samples was announced, but the head saw no images inside the with-block (with "
+            "gradients enabled)"
+        )
+        if self.steps == 0:
+            self._fail(f"{what}: put forward, backward and step into it")
+        self._visitors.miss(part.positions)
+        if not self._passed_over:
+            warnings.warn(
+                f"{what}, after step {self.steps}: it is not part of the recorded path, nor are further ones of this kind",
+                stacklevel=4,
+            )
+        self._passed_over = True
 
     def _saw_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._open is not None and self._broken is None and torch.is_grad_enabled():
@@ -209,6 +230,7 @@ class Recorder:
             self._low |= features.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(features.device.type)
             part.features = features
             self._pending.append(part)
+            self._epoch_due |= self._visitors.count(part.positions) and not self._told
 
     def _saw_gradient(self, gradient: Tensor) -> None:
         if self._broken is not None or not self._pending:
@@ -262,7 +284,10 @@ class Recorder:
     def _prepare(self, parts: list[Part]) -> Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
         scaled = getattr(self._live.optimizer, "grad_scale", None)
-        seen = measured(parts, self._head.layer, self._recognised_loss(), usual=self._usual, scaled=scaled)
+        bias = None if self._head.bias is None else self._parameters[self._head.bias].grad
+        loss, head = self._recognised_loss(), self._head.layer
+        with own_draws(head.weight.device) if loss.name == OWN else contextlib.nullcontext():
+            seen = measured(parts, head, loss, usual=self._usual, scaled=scaled, bias=bias)
         if self.steps == 0:
             check_first(seen, low=self._low)
         self._usual = seen.usual
@@ -309,7 +334,8 @@ class Recorder:
     def _recognised_loss(self) -> PathLoss:
         if self._loss is None:
             weight, soft = self._head.layer.weight, self._visitors.soft
-            self._loss = recognised(self._given_loss, weight.shape[0], soft=soft, like=weight)
+            with own_draws(weight.device):
+                self._loss = recognised(own_copy(self._given_loss), weight.shape[0], soft=soft, like=weight)
         return self._loss
 
     def _fail(self, reason: str) -> None:
@@ -351,6 +377,8 @@ class Recorder:
         loss, head, kept = self._recognised_loss(), self._head, self._store.kept
         weight, soft, before = head.layer.weight, self._visitors.soft, self._buffers
         moved = [name for name, now in self.model.named_buffers() if name not in before or not torch.equal(now, before[name])]
+        with own_draws(weight.device):
+            mark = fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None
         return TraceFacts(
             classes=weight.shape[0],
             features=weight.shape[1],
@@ -365,9 +393,9 @@ class Recorder:
             smoothing=loss.smoothing,
             anchor=tensor_digest(self._anchor),
             trained=tensor_digest(self.subset.get()),
-            average=average_of(self._average, ended),
+            average=average_of(self._average, ended.averages),
             max_norm=ended.max_norm,
-            fingerprint=fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None,
+            fingerprint=mark,
             buffers=tuple(moved),
             mode="recorded",
         )
@@ -387,8 +415,8 @@ def _check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) -
         raise InputError("record: the subset belongs to another model. Use tune(model, spec) on the model that is trained.")
     if trace is not True and not isinstance(trace, str | Path):
         raise InputError(f"trace must be True (in memory) or a new folder; got {trace!r}.")
-    if average not in (None, "batch", "step"):
-        raise InputError(f"average must be 'batch', 'step' or None; got {average!r}.")
+    if average not in (None, "batch", "step", "sum"):
+        raise InputError(f"average must be 'batch', 'step', 'sum' or None; got {average!r}.")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise InputError(
             "Recording sees one process's share of every batch, and this training runs in several. Record a run of one process."

@@ -24,6 +24,7 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.base.schema import AtLeastZero, Count, Fraction, Positive, Sha256, parse
 from fastntk.data import Samples
+from fastntk.training.averages import Average
 from fastntk.training.losses import NAMES, OWN, LossFunction, PathLoss, fingerprint
 from fastntk.training.optimizers import Group
 from fastntk.training.series import Series
@@ -40,7 +41,8 @@ class TraceFacts:
     end and at the start. ``requests``: how many rewrote the path since it was recorded; ``drift``: by how much their predictions
     missed the network's, added up (mean total variation).
 
-    ``average``: a step of several batches is the mean of their means ("batch"), or the mean of all their samples ("step").
+    ``average``: a step of several batches is the mean of their means ("batch"), or the mean of all their samples ("step"); or no
+    mean, but their sum ("sum"): what is left of it is not divided by fewer.
     ``max_norm``: the norm to which gradients were clipped, where it is known. ``fingerprint``: of a loss of the user's own.
     ``buffers``: buffers of the model that moved while it was recorded (statistics of BatchNorm). ``mode``: "recorded" by a loop
     of the user's, "fit" by a recipe; ``recipe``: its digest.
@@ -61,7 +63,7 @@ class TraceFacts:
     requests: Count = 0
     drift: AtLeastZero = 0.0
     smoothing: Fraction = 0.0
-    average: Literal["batch", "step"] = "batch"
+    average: Average = "batch"
     max_norm: AtLeastZero | None = None
     fingerprint: tuple[float, ...] | None = None
     buffers: tuple[str, ...] = ()

@@ -58,8 +58,11 @@ class PathOptimizer:
 def part_weights(trace: Trace, parts: Sequence[tuple[int, int, float]], kept: Tensor) -> Tensor:
     """What each visit of a step counts for in its loss, (L, B).
 
-    ``kept`` (L, B): 1 for those that take part. The others count for nothing, and their batch is the mean of the rest.
+    ``kept`` (L, B): 1 for those that take part. The others count for nothing, and their batch is the mean of the rest; of a sum
+    the rest counts as before.
     """
+    if trace.facts.average == "sum":
+        return torch.cat([share * kept[:, a:b] / (b - a) for a, b, share in parts], dim=1)
     if len(parts) == 1 or trace.facts.average == "step":
         total = sum(share for _, _, share in parts)
         return total * kept / kept.sum(1, keepdim=True).clamp_min(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,20 +30,23 @@ def names_and_targets(ids: Any, targets: Any) -> tuple[tuple[str, ...], Tensor]:
 
 
 class Visitors:
-    """Samples seen so far, of a problem with this many classes. ``soft``: their targets are soft, and tell no label for sure."""
+    """Samples seen so far, of a problem with this many classes. ``soft``: their targets are soft, and tell no label for sure: it
+    is the class with most of a sample's targets over all its visits."""
 
     def __init__(self, classes: int) -> None:
         self.soft = False
         self._classes = classes
         self._places: dict[str, int] = {}
         self._labels: list[int] = []
+        self._sums = torch.zeros(0, classes)
         self._epoch: set[int] = set()
+        self._missed: set[int] = set()
+        self._ahead: set[int] = set()
         self._visits = self._all = 0
-        self._mixed = False
+        self._mixed = self._disagree = False
 
-    def arrive(self, names: tuple[str, ...], targets: Tensor) -> tuple[Tensor, bool]:
-        """The positions of a batch, and whether it begins an epoch: most of it was here since the last one began, and as many
-        visits as there are samples have been, but for a last batch that was dropped.
+    def arrive(self, names: tuple[str, ...], targets: Tensor) -> Tensor:
+        """The positions of a batch that is announced.
 
         Refused where a target is no class, or of another kind or a sample's label another one than before.
         """
@@ -69,18 +73,48 @@ class Visitors:
             place = self._places.setdefault(name, len(self._places))
             if place == len(self._labels):
                 self._labels.append(label)
-            elif self._labels[place] != label and not self.soft:
-                raise InputError(f"sample {name!r} had the label {self._labels[place]} before and has {label} now.")
+            elif self._labels[place] != label:
+                if not self.soft:
+                    raise InputError(f"sample {name!r} had the label {self._labels[place]} before and has {label} now.")
+                self._disagree = True
             positions.append(place)
-        most = 2 * sum(place in self._epoch for place in positions) > len(positions)
-        again = most and self._visits + len(positions) > len(self._places)
+        found = torch.tensor(positions)
+        if soft:
+            self._add(found, targets)
+        return found
+
+    def _add(self, positions: Tensor, targets: Tensor) -> None:
+        """Soft targets to the sums of their samples."""
+        short = len(self._places) - len(self._sums)
+        if short > 0:
+            self._sums = torch.cat([self._sums, torch.zeros(max(short, len(self._sums)), self._classes)])
+        self._sums.index_add_(0, positions, targets.to("cpu", self._sums.dtype))
+
+    def count(self, positions: Tensor) -> bool:
+        """These were looked at. Whether that begins an epoch."""
+        places = positions.tolist()
+        again = self._begins(places)
         if again:
             self._epoch.clear()
-            self._visits = 0
-        self._epoch.update(positions)
-        self._visits += len(positions)
-        self._all += len(positions)
-        return torch.tensor(positions), again
+            self._visits, self._missed, self._ahead = 0, self._ahead, set()
+        self._epoch.update(places)
+        self._missed.difference_update(places)
+        self._visits += len(places)
+        self._all += len(places)
+        return again
+
+    def miss(self, positions: Tensor) -> None:
+        """These were announced and not looked at: no visits, but the epoch, or the one that they would begin, may end without
+        them."""
+        places = positions.tolist()
+        (self._ahead if self._begins(places) else self._missed).update(places)
+
+    def _begins(self, places: Sequence[int]) -> bool:
+        """Whether these begin an epoch: most of them, but for those that were missed, were here since the last one began, and as
+        many visits as there are samples have been, but for those again and a last batch that was dropped."""
+        here = sum(place in self._epoch for place in places)
+        new = sum(place not in self._epoch and place not in self._missed for place in places)
+        return here > new and self._visits + len(self._missed) + len(places) > len(self._places)
 
     def check_epochs(self, epochs: int) -> None:
         """Warn where so many epochs were noticed, and the samples came at quite another rate."""
@@ -97,8 +131,15 @@ class Visitors:
 
         ``samples``: images of them, and maybe of others, whose order the list then has.
         """
-        ids, labels = tuple(self._places), torch.tensor(self._labels)
+        ids = tuple(self._places)
+        labels = self._sums[: len(ids)].argmax(1) if self.soft else torch.tensor(self._labels)
         if samples is None:
+            # Of a single visit to a mixed image nobody can tell which of its two classes is the sample's own.
+            if self._disagree or (self._mixed and self._all < 2 * len(ids)):
+                warnings.warn(
+                    "labels were taken from mixed targets, and some may be wrong: name ids, not classes, or finish(samples)",
+                    stacklevel=3,
+                )
             return Samples(torch.empty(len(ids), 0), labels, ids=ids).counting(self._classes), None
         places = samples.index_of(ids)
         others = [ids[k] for k in (samples.labels.cpu()[places] != labels).nonzero().flatten().tolist()]

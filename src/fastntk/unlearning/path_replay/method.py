@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastntk.planning.problem import Rows
+from fastntk.training.measured_step import unexplained
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.checking import checked
 from fastntk.unlearning.path_replay.costs import cost
@@ -134,6 +135,8 @@ def _outcome(
         notes.append(
             f"{len(left)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"
         )
+    if unexplained(walker.trace.clips, facts.max_norm):
+        notes.append("gradients were clipped by a rule that is not known, and the recorded factors were kept: an approximation")
     if run.recipe is not None and run.recipe.bn_stats == "update":
         notes.append("the recipe trained on batch statistics, which the forgotten samples were part of: an approximation")
     if notes:

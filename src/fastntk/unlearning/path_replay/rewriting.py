@@ -79,7 +79,10 @@ class Rewriter:
         if not bool(kept.any()):
             return
         trace = self._trace
-        counts = [(int(kept[start:stop].sum()), share) for start, stop, share in trace.parts_of(step)]
+        parts = trace.parts_of(step)
+        counts = [(int(kept[start:stop].sum()), share) for start, stop, share in parts]
+        if trace.facts.average == "sum":  # a smaller batch has less of it
+            counts = [(count, share * count / (stop - start)) for (count, share), (start, stop, _) in zip(counts, parts)]
         if trace.facts.average == "step":  # the mean of all: batches that are gone leave their share to the others
             total, rest = (sum(share for count, share in counts if count or not left) for left in (False, True))
             counts = [(count, share * total / rest if rest else share) for count, share in counts]

@@ -1,0 +1,437 @@
+"""Loops that are unusual and legitimate, or look like others: sums in place of means, labels of mixed images, clipping of other kinds, weights that come
+back, batches that are passed over, losses with a state."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastntk
+from fastntk.base.errors import InputError
+from fastntk.training import measured_step
+from fastntk.training.averages import Shares
+from fastntk.training.recorder import Recorder
+from fastntk.training.visitors import Visitors
+
+N, CLASSES = 42, 4
+LABELS = torch.arange(N) % CLASSES
+GONE = [0, 3, 7, 8, 12]
+
+
+def images(dtype: torch.dtype = torch.float64) -> Tensor:
+    draw = torch.Generator().manual_seed(5)
+    centres = torch.randn(CLASSES, 6, generator=draw)
+    return (centres[LABELS] + 0.8 * torch.randn(N, 6, generator=draw)).to(dtype)
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, CLASSES)).to(dtype)
+
+
+def batches(epochs: int, sizes: int | list[int] = 8) -> Iterator[Tensor]:
+    for epoch in range(epochs):
+        yield from torch.randperm(N, generator=torch.Generator().manual_seed(epoch)).split(sizes)
+
+
+def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+class Loop:
+    """A training whose loss is ``made`` and whose gradients are changed ``before`` each step; recorded, or without samples.
+
+    ``accumulate``: how many batches make a step; ``after``: what is done after each of them.
+    """
+
+    def __init__(
+        self,
+        made: Callable[[Tensor, Tensor], Tensor] = mean,
+        *,
+        before: Callable[[list[nn.Parameter], int], object] = nothing,
+        after: Callable[[nn.Module, int], object] = nothing,
+        sizes: int | list[int] = 8,
+        accumulate: int = 1,
+        spec: str = "head",
+        epochs: int = 3,
+    ) -> None:
+        self.made, self.before, self.after, self.sizes = made, before, after, sizes
+        self.accumulate, self.spec, self.epochs = accumulate, spec, epochs
+
+    def __call__(self, gone: Sequence[int] = (), **record: Any) -> tuple[fastntk.Subset, Recorder | None]:
+        inputs, model = images(), network()
+        subset = fastntk.tune(model, self.spec)
+        parameters = list(subset.parameters.values())
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        recorder = fastntk.record(model, subset, optimizer, **{"loss": F.cross_entropy} | record) if record else None
+        keep = torch.ones(N, dtype=torch.bool)
+        keep[list(gone)] = False
+        for number, batch in enumerate(batches(self.epochs, self.sizes)):
+            kept = batch[keep[batch]]
+            with recorder.batch(kept, LABELS[kept]) if recorder else contextlib.nullcontext():
+                self.made(model(inputs[kept]), LABELS[kept]).backward()
+                if (number + 1) % self.accumulate == 0:
+                    self.before(parameters, number)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            self.after(model, number)
+        return subset, recorder
+
+    def run(self, **record: Any) -> fastntk.Run:
+        _, recorder = self(**{"trace": True} | record)
+        assert recorder is not None
+        return recorder.finish()
+
+
+def apart(loop: Loop, run: fastntk.Run, **options: Any) -> float:
+    """How far a request ends from the same loop without the samples, over how far that is from the training."""
+    wanted, trained = loop(GONE)[0].get(), run.subset.get()
+    result = fastntk.unlearn(run, ids=GONE, method="path-replay", **{"depth": "head"} | options)
+    return float((trained + result.delta - wanted).norm() / (trained - wanted).norm())
+
+
+def said(work: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        work()
+    return [str(each.message) for each in found]
+
+
+# Sums
+
+
+def summed(divided: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum") / divided
+
+
+def clipped(most: float) -> Callable[[list[nn.Parameter], int], object]:
+    return lambda parameters, _: nn.utils.clip_grad_norm_(parameters, most)
+
+
+SUMS = {
+    "over the usual size": Loop(summed(8)),
+    "over nothing": Loop(summed(1.0)),
+    "clipped": Loop(summed(8), before=clipped(0.3)),
+    "accumulated": Loop(summed(24), accumulate=2, sizes=[12, 12, 4, 14]),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_in_place_of_a_mean_is_seen_from_steps_of_unequal_size(name: str) -> None:
+    run = SUMS[name].run()
+    assert run.trace.facts.average == "sum"
+    assert apart(SUMS[name], run) < 1e-9
+
+
+@pytest.mark.parametrize("before", [nothing, clipped(0.3), clipped(6.0)])
+def test_a_sum_over_a_large_batch_is_not_taken_for_a_loss_scaler(before: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_step, "SCALER", 4)
+    loop = Loop(summed(1.0), before=before)
+    run = loop.run()
+    assert run.trace.facts.average == "sum"
+    assert run.trace.shares[:6].tolist() == pytest.approx([8, 8, 8, 8, 8, 2])
+    assert apart(loop, run) < 1e-9
+
+
+def test_a_second_request_and_a_folder_know_of_the_sum(tmp_path: Path) -> None:
+    loop = SUMS["over the usual size"]
+    run = loop.run(trace=tmp_path / "trace")
+    run.save(tmp_path / "run")
+    loaded = fastntk.Run.load(tmp_path / "run", model=network())
+    first = fastntk.unlearn(loaded, ids=GONE[:2], method="path-replay", depth="head").as_run()
+    second = fastntk.unlearn(first, ids=GONE[2:], method="path-replay", depth="head")
+    torch.testing.assert_close(first.subset.get() + second.delta, loop(GONE)[0].get(), rtol=0, atol=1e-10)
+
+
+def test_and_so_do_epochs_on_the_network_itself() -> None:
+    loop = Loop(summed(8), spec="norm+head")
+    _, recorder = loop(trace=True)
+    assert recorder is not None
+    run = recorder.finish(fastntk.Samples(images(), LABELS))
+    assert apart(loop, run, depth="all", exact=3) < 1e-9
+
+
+def test_where_all_steps_are_of_one_size_it_can_be_given() -> None:
+    loop = Loop(summed(6), sizes=6)
+    assert loop.run().trace.facts.average == "batch"
+    assert apart(loop, loop.run(average="sum")) < 1e-9
+    assert any("batches of unequal size counted alike" in each for each in said(lambda: Loop().run(average="sum")))
+    assert any("by their size, as in a sum" in each for each in said(lambda: SUMS["clipped"].run(average="batch")))
+    with pytest.raises(InputError, match="'batch', 'step', 'sum' or None"):
+        Loop().run(average="mean")
+
+
+def test_means_are_taken_for_no_sums() -> None:
+    for loop in (Loop(), Loop(accumulate=3), Loop(lambda o, t: mean(o, t) / 2, accumulate=2, sizes=[12, 12, 4, 14])):
+        assert not said(lambda loop=loop: loop.run())  # type: ignore[misc]
+        run = loop.run()
+        assert run.trace.facts.average == "batch"
+        assert apart(loop, run) < 1e-9
+    for average in ("batch", "step"):
+        assert not said(lambda average=average: Loop().run(average=average))  # type: ignore[misc]
+
+
+def test_a_sum_that_is_given_for_a_mean_is_said() -> None:
+    assert any("give the mean" in each for each in said(lambda: Loop().run(loss=nn.CrossEntropyLoss(reduction="sum"))))
+    assert not said(lambda: Loop(summed(8)).run(loss=nn.CrossEntropyLoss(reduction="sum")))
+
+
+def test_what_shares_show() -> None:
+    def shown(*steps: list[tuple[int, float]]) -> tuple[str, ...]:
+        shares = Shares()
+        for step in steps:
+            shares.add([count for count, _ in step], [share for _, share in step])
+        return shares.averages()
+
+    assert shown([(8, 1.0)], [(8, 1.0)]) == ()
+    assert shown([(8, 1.0)], [(8, 1.0)], [(2, 1.0)]) == ("batch", "step")
+    assert shown([(8, 1.0)], [(8, 0.97)], [(2, 0.26)]) == ("sum",)
+    assert shown([(8, 0.5), (8, 0.5)], [(8, 0.5), (2, 0.125)]) == ("sum",)
+    assert shown([(8, 0.5), (8, 0.5)], [(8, 0.8), (2, 0.2)]) == ("step",)
+    assert shown([(8, 0.5), (8, 0.5)], [(8, 0.5), (2, 0.5)]) == ("batch",)
+    assert shown([(6, 0.75), (2, 0.25)], [(6, 0.75), (2, 0.25)]) == ("step",)
+    assert shown([(4, 0.5), (4, 0.5)], [(4, 0.5)]) == ()
+
+
+@pytest.mark.parametrize("made", [mean, lambda o, t: 1.4 * mean(o, t), summed(8), lambda o, t: mean(o, t) / 3])
+def test_a_loss_scaler_is_no_clipping_whatever_the_loss_is_multiplied_with(made: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def scaled(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2.0**16 * made(outputs, targets)
+
+    def unscale(parameters: list[nn.Parameter], number: int) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(2.0**16)
+
+    loop = Loop(scaled, before=unscale)
+    run = loop.run()
+    assert run.trace.clips.tolist() == [1.0] * run.trace.steps
+    assert apart(loop, run) < 1e-9
+
+
+# Labels of mixed images
+
+
+def mixed(*, epochs: int, alpha: float, most: bool) -> Recorder:
+    """Mixup; ``most``: each image has more of itself than of the other."""
+    model, inputs = network(), images()
+    subset = fastntk.tune(model, "head")
+    optimizer = torch.optim.AdamW(subset.parameters.values(), lr=1e-2)
+    recorder = fastntk.record(model, subset, optimizer, loss=F.cross_entropy)
+    torch.manual_seed(1)
+    for batch in batches(epochs):
+        own, other = float(torch.distributions.Beta(alpha, alpha).sample()), batch[torch.randperm(len(batch))]
+        own = max(own, 1 - own) if most else own
+        soft = F.one_hot(LABELS, CLASSES).double()
+        targets = own * soft[batch] + (1 - own) * soft[other]
+        with recorder.batch(batch, targets):
+            optimizer.zero_grad()
+            F.cross_entropy(model(own * inputs[batch] + (1 - own) * inputs[other]), targets).backward()
+            optimizer.step()
+    return recorder
+
+
+@pytest.mark.filterwarnings("ignore:.*mixup, CutMix")
+def test_a_label_of_mixed_targets_is_that_of_all_visits() -> None:
+    recorder = mixed(epochs=5, alpha=0.8, most=False)
+    with pytest.warns(UserWarning, match=r"labels were taken from mixed targets.*name ids.*finish\(samples\)"):
+        run = recorder.finish()
+    assert torch.equal(run.listed.labels, LABELS[[int(each) for each in run.listed.ids]])
+    result = fastntk.unlearn(run, classes=[0], method="path-replay", depth="head")
+    assert {int(each) for each in result.forgotten.ids} == set((LABELS == 0).nonzero().flatten().tolist())
+
+
+@pytest.mark.filterwarnings("ignore:.*mixup, CutMix")
+def test_labels_that_are_sure_are_not_said_to_be_unsure() -> None:
+    recorder = mixed(epochs=3, alpha=0.8, most=True)
+    assert not said(recorder.finish)
+    recorder, samples = mixed(epochs=3, alpha=0.8, most=False), fastntk.Samples(images(), LABELS)
+    assert not said(lambda: recorder.finish(samples))
+    recorder = mixed(epochs=1, alpha=0.8, most=False)
+    assert any("mixed targets" in each for each in said(recorder.finish))
+
+
+# Clipping
+
+
+@pytest.mark.parametrize("most", [0.3, 0.5])
+def test_clipping_one_by_one_is_refused(most: float) -> None:
+    def one_by_one(parameters: list[nn.Parameter], number: int) -> None:
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, most)
+
+    with pytest.raises(InputError, match="that reached the head"):
+        Loop(before=one_by_one).run()
+
+
+def test_a_bias_whose_gradient_is_changed_alone_is_refused() -> None:
+    def half(parameters: list[nn.Parameter], number: int) -> None:
+        assert parameters[-1].grad is not None
+        parameters[-1].grad.mul_(0.5)
+
+    with pytest.raises(InputError, match="that reached the head"):
+        Loop(before=half).run()
+
+
+@pytest.mark.parametrize("kind", ["inf", "changing"])
+def test_clipping_by_an_unknown_rule_is_said(kind: str) -> None:
+    def clip(parameters: list[nn.Parameter], number: int) -> None:
+        if kind == "inf":
+            nn.utils.clip_grad_norm_(parameters, 0.05, norm_type=float("inf"))
+        else:
+            nn.utils.clip_grad_norm_(parameters, 0.1 if number < 9 else 0.05)
+
+    _, recorder = Loop(before=clip)(trace=True)
+    assert recorder is not None
+    with pytest.warns(UserWarning, match="a replay keeps the recorded factors, an approximation"):
+        run = recorder.finish()
+    details = fastntk.unlearn(run, ids=GONE, method="path-replay", depth="head").details
+    assert "clipped by a rule that is not known" in details["note"]
+
+
+def test_clipping_by_a_known_rule_or_a_fixed_factor_is_not() -> None:
+    def third(parameters: list[nn.Parameter], number: int) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(3)
+
+    for before in (clipped(0.1), clipped(0.4), third):
+        loop = Loop(before=before)
+        assert not said(lambda loop=loop: loop.run())  # type: ignore[misc]
+        run = loop.run()
+        assert apart(loop, run) < 1e-9
+        assert "note" not in fastntk.unlearn(run, ids=GONE, method="path-replay", depth="head").details
+
+
+# Weights that come back
+
+
+@pytest.mark.parametrize("spec", ["head", "norm+head"])
+def test_averaged_weights_in_the_model_and_back_do_not_end_the_recording(spec: str) -> None:
+    def validate(model: nn.Module, number: int) -> None:
+        if number % 6 == 5:
+            own = {name: value.clone() for name, value in model.state_dict().items()}
+            model.load_state_dict({name: 0.9 * value for name, value in own.items()})
+            model.load_state_dict(own)
+
+    loop = Loop(after=validate, spec=spec)
+    assert not said(lambda: loop.run())
+    run = loop.run()
+    assert run.trace.steps == 18
+    if spec == "head":
+        assert apart(loop, run) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["3.weight", "3.bias", "1.weight", "1.bias"])
+def test_but_those_that_do_not_come_back_do(name: str) -> None:
+    def change(model: nn.Module, number: int) -> None:
+        if number == 5:
+            model.load_state_dict({**model.state_dict(), name: 0.999 * model.state_dict()[name]})
+
+    with (
+        pytest.warns(UserWarning, match="changed since the last recorded step"),
+        pytest.raises(InputError, match="changed since the last recorded step"),
+    ):
+        Loop(after=change, spec="norm+head").run()
+
+
+# Batches that are passed over
+
+
+def passed_over(skip: set[int], *, epochs: int = 3, gone: Sequence[int] = (), record: bool = True) -> Any:
+    """The recorder of a loop that leaves these batches before their forward pass; else the subset."""
+    model, inputs = network(), images()
+    subset = fastntk.tune(model, "head")
+    optimizer = torch.optim.AdamW(subset.parameters.values(), lr=1e-2)
+    recorder = fastntk.record(model, subset, optimizer, loss=F.cross_entropy) if record else None
+    keep = torch.ones(N, dtype=torch.bool)
+    keep[list(gone)] = False
+    for number, batch in enumerate(batches(epochs)):
+        kept = batch[keep[batch]]
+        with recorder.batch(kept, LABELS[kept]) if recorder else contextlib.nullcontext():
+            if number in skip:
+                continue
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[kept]), LABELS[kept]).backward()
+            optimizer.step()
+    return recorder or subset
+
+
+@pytest.mark.parametrize("skip", [{9}, {6, 9, 10}, {11}, {12}])
+def test_batches_that_a_loop_passes_over_are_not_part_of_the_path(skip: set[int]) -> None:
+    found: list[Recorder] = []
+    told = said(lambda: found.append(passed_over(skip)))
+    assert len(told) == 1
+    assert "the head saw no images" in told[0]
+    (recorder,) = found
+    run = recorder.finish()
+    assert (run.trace.steps, run.trace.epochs) == (18 - len(skip), 3)
+    assert run.trace.epoch_steps.tolist() == [sum(k not in skip for k in range(first)) for first in (0, 6, 12, 18)]
+    result = fastntk.unlearn(run, ids=GONE, method="path-replay", depth="head")
+    wanted = passed_over(skip, gone=GONE, record=False).get()
+    torch.testing.assert_close(run.subset.get() + result.delta, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("again", [1, 3, 6])
+def test_a_batch_that_is_passed_over_and_comes_again_begins_no_epoch(again: int) -> None:
+    visitors = Visitors(CLASSES)
+    begun = []
+    for number, batch in enumerate(batches(3)):
+        positions = visitors.arrive(tuple(map(str, batch.tolist())), LABELS[batch])
+        if number == 5 + again:
+            visitors.miss(positions)
+        if visitors.count(positions):
+            begun.append(number)
+    assert begun == [6, 12]
+
+
+def test_a_first_batch_that_the_head_does_not_see_is_an_error() -> None:
+    with pytest.raises(InputError, match="put forward, backward and step into it"):
+        passed_over({0})
+
+
+# Losses with a state
+
+
+def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs + 0.001 * torch.randn_like(outputs), targets)
+
+
+class Warming(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs, targets, label_smoothing=max(0.0, 0.1 - 0.001 * self.calls))
+
+
+@pytest.mark.parametrize("make", [lambda: noisy, Warming])
+def test_a_loss_with_random_numbers_or_a_state_trains_the_same(make: Callable[[], Any]) -> None:
+    ends, draws = [], []
+    for record in (False, True):
+        loss = make()
+        subset, recorder = Loop(loss)(**{"trace": True, "loss": loss} if record else {})  # the network sets the seed
+        ends.append(subset.get())
+        if recorder is not None:
+            recorder.finish()
+        draws.append(torch.rand(3))
+        if isinstance(loss, Warming):
+            assert loss.calls == 18
+    assert torch.equal(*ends)
+    assert torch.equal(*draws)
