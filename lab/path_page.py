@@ -120,8 +120,8 @@ def _augmented(setting: OwnSetting, records: PathRecords) -> str:
         f"{loop.weight_decay:g}), lr {loop.lr:g} with a linear warm-up over {100 * loop.warm_up:g} % of the steps, then along a "
         f"cosine to 0{clip}; {loop.epochs} epochs, batches of {loop.batch_size}, BatchNorm's statistics frozen. The trace holds "
         "the features as they were, of the cropped and flipped images. *Retrain* is the same loop without the forget set: the "
-        "retained images are in the same batches, cropped and flipped the same way. Both clip by the norm of their own gradients, "
-        "the replay with the recorded norm of what does not move.\n"
+        "retained images are in the same batches, cropped and flipped the same way. Both clip by the norm of their own "
+        "gradients, the replay with the recorded norm of what does not move.\n"
     )
     tables = (_table(records, request) for request in setting.requests)
     return "\n".join([text, _trace_text(records), *tables])

@@ -1,5 +1,5 @@
-"""Loops that are unusual and legitimate, or look like others: sums in place of means, labels of mixed images, clipping of other kinds, weights that come
-back, batches that are passed over, losses with a state."""
+"""Loops that are unusual and legitimate, or look like others: sums in place of means, labels of mixed images, clipping of other
+kinds, weights that come back, batches that are passed over, losses with a state."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def tangent_replay_update(
     """Δ (d,) for forgetting ``split.forget``; ``labels`` (n,) are those of all samples.
 
     ``average``: seeds of the replay without the forget set. ``blend``: share of the softmax regression in the update.
-    ``walked``: the run's own batches, where samples were forgotten since. ``polish`` > 0 stores the optimiser state that :func:`fastntk.unlearning.tangent_replay.polish.finish` needs.
+    ``walked``: the run's own batches, where samples were forgotten since. ``polish`` > 0 stores the optimiser state that
+    :func:`fastntk.unlearning.tangent_replay.polish.finish` needs.
     """
     check_average(average)
     check_blend(blend)
