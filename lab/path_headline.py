@@ -45,9 +45,9 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     note = (
         "*Cost*: CPU time over Retrain's. *First*: what every command pays, and in Python the first request of a run. "
         "*Next*: a further request of the same run in the same Python process, which reuses the gradients of single images that "
-        "the first one computed. *Distance*: of the class probabilities on forgotten / hold-out images, before → after, to Retrains "
-        "of other seeds. *U-LiRA*: how well an attack on each forgotten image tells the models from Retrains, beside that of "
-        "Retrains from Retrains (the null). One model a seed on each side is too few for small differences; [more "
+        "the first one computed. *Distance*: of the class probabilities on forgotten / hold-out images, before → after, to "
+        "Retrains of other seeds. *U-LiRA*: how well an attack on each forgotten image tells the models from Retrains, beside "
+        "that of Retrains from Retrains (the null). One model a seed on each side is too few for small differences; [more "
         "models](docs/results-attacks.md). *best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`."
     )
     return "\n".join([*lines, "", note]) + "\n"
