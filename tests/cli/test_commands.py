@@ -115,6 +115,7 @@ def test_pretrain_makes_weights_that_finetune_takes(tmp_path: Path) -> None:
 
 def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "EPOCHS", 1)
+    monkeypatch.setattr(demo_module, "RELEARN_CAP", 3)
     monkeypatch.setattr(demo_module, "SOURCE", {**demo_module.SOURCE, "images_per_class": 3})
     monkeypatch.setattr(demo_module, "METHODS", ("full", "max-loss", "path-replay", "retrain"))
     monkeypatch.setattr(demo_module, "METHODS_SINGLE", ("full", "path-replay, head", "path-replay", "retrain"))

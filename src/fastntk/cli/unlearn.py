@@ -128,7 +128,7 @@ def unlearn(
 
     output = Output(as_json=json)
     requested = check_request(classes, ids, ids_file, person, persons_file)
-    if out.resolve().is_relative_to(run.resolve()):
+    if run.resolve() in out.resolve().parents:
         raise InputError(f"{out} is inside {run}: `fastntk erase` would remove it with that folder. Choose one beside it.")
     if overwrite and out.exists():  # torch is loaded only where the folder has to be read
         from fastntk.storage.replacing import replaceable
