@@ -232,3 +232,13 @@ def unexplained(clips: Tensor, max_norm: float | None) -> bool:
     """Whether gradients were multiplied with different factors (S,) by no rule that is known: without some samples others would
     have been."""
     return max_norm is None and len(clips) > 0 and bool(clips.max() - clips.min() > 1e-4 * clips.abs().max())
+
+
+def tell_unexplained(clips: Tensor, max_norm: float | None) -> None:
+    """Warn of such factors."""
+    if unexplained(clips, max_norm):
+        warnings.warn(
+            "gradients were multiplied with a factor that changes from step to step, as by clipping, but not by one norm of all "
+            "of them (clip_grad_norm_ with norm_type=2 and one max_norm): a replay keeps the recorded factors, an approximation",
+            stacklevel=3,
+        )

@@ -10,8 +10,7 @@ It hangs on the head's input (features as the head saw them), on the gradient of
 step, and with which share: accumulation, loss scaling) and on the optimiser's step (rates, options, gradients). From features and
 loss the head's gradient M of a step follows; what the loop gave the optimiser, c·M, tells the factor c of gradient clipping, and
 how far it is from any multiple of M tells whether ``loss`` is the loss of this loop. No pass is added and no number of the
-training changes. What goes wrong after the first step never stops the loop: a warning is given, and ``Recorder.finish``
-raises.
+training changes. What goes wrong after the first step never stops the loop: a warning is given, and ``finish`` raises.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ from fastntk.data import Samples
 from fastntk.training.averages import Average, average_of
 from fastntk.training.live_optimizer import LiveOptimizer, numbers_of, recorded_groups
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, own_copy, own_draws, recognised
-from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors, unexplained
+from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors, tell_unexplained
 from fastntk.training.network import check_precision
 from fastntk.training.path_store import Ended, PathStore
+from fastntk.training.recordable import Failed, check_setting
 from fastntk.training.run import Run
 from fastntk.training.trace import TraceFacts
 from fastntk.training.trace_writer import GRADIENTS_UP_TO
@@ -84,7 +84,7 @@ class Recorder:
         steps: int | None,
         room: int,
     ) -> None:
-        _check_setting(model, subset, trace, average)
+        check_setting(model, subset, trace, average)
         check_precision(subset.parameters.items())
         check_loss(loss)
         self._live = LiveOptimizer(optimizer, model, subset)
@@ -159,13 +159,7 @@ class Recorder:
             assert listed is not None
             ended = self._store.end()
             check_all(ended.error, ended.mean_error, low=self._low)
-            if unexplained(ended.clips, ended.max_norm):
-                warnings.warn(
-                    "gradients were multiplied with a factor that changes from step to step, as by clipping, but not by one norm "
-                    "of all of them (clip_grad_norm_ with norm_type=2 and one max_norm): a replay keeps the recorded factors, an "
-                    "approximation",
-                    stacklevel=2,
-                )
+            tell_unexplained(ended.clips, ended.max_norm)
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
         except BaseException:
             self.close()
@@ -324,7 +318,7 @@ class Recorder:
         """Whatever goes wrong in here is a failure of the recording, not of the loop."""
         try:
             yield
-        except _Failed:
+        except Failed:
             raise
         except InputError as error:
             self._fail(str(error))
@@ -343,7 +337,7 @@ class Recorder:
         if self.steps == 0:
             self._broken = reason
             self.close()
-            raise _Failed(f"Recording: {reason.rstrip('.')}.")
+            raise Failed(f"Recording: {reason.rstrip('.')}.")
         self._broken = reason
         self._pending = []
         warnings.warn(
@@ -404,20 +398,3 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles, self._done, self._open, self._pending = [], True, None, []
-
-
-class _Failed(InputError):
-    """Said already."""
-
-
-def _check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) -> None:
-    if subset.model is not model:
-        raise InputError("record: the subset belongs to another model. Use tune(model, spec) on the model that is trained.")
-    if trace is not True and not isinstance(trace, str | Path):
-        raise InputError(f"trace must be True (in memory) or a new folder; got {trace!r}.")
-    if average not in (None, "batch", "step", "sum"):
-        raise InputError(f"average must be 'batch', 'step', 'sum' or None; got {average!r}.")
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        raise InputError(
-            "Recording sees one process's share of every batch, and this training runs in several. Record a run of one process."
-        )
