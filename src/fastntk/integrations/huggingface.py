@@ -16,7 +16,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
 from fastntk.integrations.recorded import Recorded, subset_of
 from fastntk.models.torchvision_ops import import_optional
+from fastntk.training.averages import Average
 from fastntk.training.recorder import record
 from fastntk.tuning import Subset
 
@@ -53,7 +54,7 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
         trace: bool | str | Path = True,
         *,
         loss: Callable[[Tensor, Tensor], Tensor] | str | None = None,
-        average: Literal["batch", "step"] | None = None,
+        average: Average | None = None,
         samples: Samples | None = None,
     ) -> None:
         super().__init__(samples)
