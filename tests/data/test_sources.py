@@ -235,6 +235,11 @@ def test_hidden_folders_are_not_read_and_linked_ones_are(photos: Path, tmp_path:
     (photos / "train" / name / "more").symlink_to(linked)
     (linked / "back").symlink_to(photos / "train" / name)  # a circle ends
     assert set(load_source(f"{photos}@train", spec=PLAIN).ids) - set(before) == {f"{name}/more/9.png"}
+    (photos / "train" / name / "own").mkdir()
+    (photos / "train" / name / "own" / "8.png").write_bytes(picture)
+    (photos / "train" / name / "alias").symlink_to(photos / "train" / name / "own")
+    added = {f"{name}/more/9.png", f"{name}/own/8.png"}  # once, under the name of the folder itself
+    assert set(load_source(f"{photos}@train", spec=PLAIN).ids) - set(before) == added
 
 
 def test_ids_of_an_npz_under_another_name_are_not_passed_over(tmp_path: Path) -> None:

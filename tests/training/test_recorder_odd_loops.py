@@ -18,6 +18,7 @@ import fastntk
 from fastntk.base.errors import InputError
 from fastntk.training import measured_step
 from fastntk.training.averages import Shares
+from fastntk.training.losses import own_copy
 from fastntk.training.recorder import Recorder
 from fastntk.training.visitors import Visitors
 
@@ -435,3 +436,13 @@ def test_a_loss_with_random_numbers_or_a_state_trains_the_same(make: Callable[[]
             assert loss.calls == 18
     assert torch.equal(*ends)
     assert torch.equal(*draws)
+
+
+def test_a_loss_that_cannot_be_copied_is_asked_itself_and_that_is_said() -> None:
+    class Uncopied(nn.CrossEntropyLoss):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Uncopied:
+            raise RuntimeError("held by another process")
+
+    loss = Uncopied()
+    with pytest.warns(UserWarning, match=r"the loss cannot be copied \(held by another process\)"):
+        assert own_copy(loss) is loss

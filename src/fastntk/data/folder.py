@@ -74,7 +74,8 @@ def _files(root: Path, name: str) -> list[str]:
             inner.clear()
             continue
         seen.add(real)
-        inner[:] = sorted(each for each in inner if not each.startswith("."))
+        shown = [each for each in inner if not each.startswith(".")]
+        inner[:] = sorted(shown, key=lambda each: (Path(folder, each).is_symlink(), each))  # a folder keeps its own name in ids
         for file in names:
             if file.lower().endswith(ENDINGS) and not file.startswith("."):
                 paths.append((Path(folder) / file).relative_to(root).as_posix())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,12 @@ def own_copy(loss: Any) -> Any:
         return loss
     try:
         return copy.deepcopy(loss)
-    except Exception:  # whatever its parts cannot do
+    except Exception as error:  # whatever its parts cannot do
+        warnings.warn(
+            f"the loss cannot be copied ({error}), so the recorder asks the loop's own: if it counts or learns, the training is "
+            "not the same as without a recorder",
+            stacklevel=2,
+        )
         return loss
 
 
