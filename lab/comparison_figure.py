@@ -58,7 +58,7 @@ def comparison_figure(settings: Sequence[Setting], *, out: Path) -> bytes:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # labels go where they fit, which moves nothing else
         for axis, known in zip(axes, panels):
-            place_labels(axis, [(point.label, point.cost, point.distance, point.colour) for point in known])
+            place_labels(axis, [(point.label, point.cost, point.distance, point.colour) for point in known], level=1.0)
         stream = io.BytesIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return stream.getvalue()
@@ -89,7 +89,7 @@ def _panel(axis: Any, known: Sequence[Point], *, title: str) -> None:
         axis.errorbar(point.cost, point.distance, yerr=reach, fmt=marker, color=point.colour, markersize=5, elinewidth=0.8)
     highest = max((point.distance + point.spread for point in known), default=1.0)
     axis.set_xlim(LEAST_COST * 0.7, 2.2)
-    axis.set_ylim(0.72, highest * 1.25)
+    axis.set_ylim(0.6, highest * 1.25)
     axis.set_xticks(list(COSTS), list(COSTS.values()))
     ticks = [value for value in DISTANCES if value < highest * 1.25]
     axis.set_yticks(ticks, [f"{value}×" for value in ticks])

@@ -26,12 +26,14 @@ def test_labels_of_a_crowd_cover_neither_each_other_nor_a_marker() -> None:
     figure.draw_without_rendering()
     points = [(f"method {k}", 0.5 + 0.02 * k, 0.5 + 0.015 * (k % 3), "black") for k in range(6)]
     points.append(("at the edge", 0.99, 0.99, "black"))
-    place_labels(axis, points)
+    place_labels(axis, points, level=0.53)
     assert {text.get_text() for text in axis.texts} == {label for label, *_ in points}
     figure.draw_without_rendering()
     boxes = [Box(*text.get_window_extent().extents) for text in axis.texts]
     # The extent of an annotation with a leading line includes the line: texts alone.
     alone = [Box(*super(type(text), text).get_window_extent().extents) for text in axis.texts]
     assert all(one.shared(other) < 0.05 * one.area for one, other in itertools.combinations(alone, 2))
+    height = axis.transData.transform((0.5, 0.53))[1]
+    assert not [one for one in alone if one.bottom + 1 < height < one.top - 1]
     inside = Box(*axis.get_window_extent().extents)
     assert all(box.shared(inside) > 0.9 * box.area for box in boxes)
