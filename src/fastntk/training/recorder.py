@@ -161,6 +161,9 @@ class Recorder:
             check_all(ended.error, ended.mean_error, low=self._low)
             tell_unexplained(ended.clips, ended.max_norm)
             trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
+        except OSError as error:
+            self.close()
+            raise InputError(f"The trace could not be written ({error}); nothing of it is kept.") from error
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ a file larger than memory costs no more memory than a slice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import warnings
@@ -143,7 +144,7 @@ class SeriesWriter:
 
     def discard(self) -> None:
         """Forget all rows, and remove the file."""
-        self.close()
+        self.abandon()
         self._kept = []
         if self._path is not None:
             self._path.unlink(missing_ok=True)
@@ -158,7 +159,12 @@ class SeriesWriter:
         assert self._path is not None
         return Series(self._length, self._shape, self._dtype, self._path), self._sha.hexdigest()
 
+    def abandon(self) -> None:
+        """Close the file, though what was not written yet has no room on the disk; its owner removes it."""
+        with contextlib.suppress(OSError):
+            self.close()
+
     def close(self) -> None:
-        """Close the file; what is not finished is for its owner to remove."""
+        """Close the file."""
         if self._stream is not None and not self._stream.closed:
             self._stream.close()

@@ -1,0 +1,71 @@
+"""Loops as real scripts have them: a disk that is full, weights written past autograd, passes that no step comes from."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastntk
+from fastntk.base.errors import InputError
+from fastntk.training.recorder import Recorder
+
+N, CLASSES = 24, 4
+LABELS = torch.arange(N) % CLASSES
+IMAGES = torch.randn(N, 6, generator=torch.Generator().manual_seed(5))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def started(spec: str = "head", **record: object) -> tuple[nn.Sequential, torch.optim.Optimizer, Recorder]:
+    model = network()
+    subset = fastntk.tune(model, spec)
+    optimizer = torch.optim.AdamW(subset.parameters.values(), lr=0.02)
+    options = {"loss": F.cross_entropy} | record
+    return model, optimizer, fastntk.record(model, subset, optimizer, **options)  # type: ignore[arg-type]
+
+
+def epoch(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: Recorder, *, gone: tuple[int, ...] = ()) -> None:
+    for batch in torch.arange(N).split(8):
+        kept = torch.tensor([k for k in batch.tolist() if k not in gone])
+        with recorder.batch(kept, LABELS[kept]):
+            optimizer.zero_grad()
+            F.cross_entropy(model(IMAGES[kept]), LABELS[kept]).backward()
+            optimizer.step()
+
+
+# The disk
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """What is written beyond this many bytes of a file fails, as on a full disk: when buffers are flushed, and at every try."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("epochs", [1, 60], ids=["at the end", "on the way"])
+@pytest.mark.filterwarnings("ignore:fastntk stopped recording")
+def test_a_disk_that_stays_full_is_said_and_leaves_nothing(epochs: int, tmp_path: Path) -> None:
+    model, optimizer, recorder = started(trace=tmp_path / "trace")
+    with files_up_to(100):
+        for _ in range(epochs):
+            epoch(model, optimizer, recorder)
+        with pytest.raises(InputError, match="too large"):
+            recorder.finish()
+    assert list(tmp_path.iterdir()) == []
