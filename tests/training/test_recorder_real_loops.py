@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 import signal
 from collections.abc import Iterator
@@ -69,3 +70,51 @@ def test_a_disk_that_stays_full_is_said_and_leaves_nothing(epochs: int, tmp_path
         with pytest.raises(InputError, match="too large"):
             recorder.finish()
     assert list(tmp_path.iterdir()) == []
+
+
+# What is written past the optimiser
+
+
+def _scaled(model: nn.Sequential, layer: int, name: str) -> None:
+    getattr(model[layer], name).data.mul_(0.99)  # torch does not count what is written to .data
+
+
+@pytest.mark.parametrize(("layer", "name"), [(3, "weight"), (3, "bias"), (1, "weight"), (1, "bias")])
+def test_weights_written_past_autograd_are_noticed(layer: int, name: str) -> None:
+    model, optimizer, recorder = started("norm+head")
+    epoch(model, optimizer, recorder)
+    _scaled(model, layer, name)
+    with pytest.warns(UserWarning, match="parameters were changed"):
+        epoch(model, optimizer, recorder)
+    with pytest.raises(InputError, match="parameters were changed"):
+        recorder.finish()
+
+
+@pytest.mark.parametrize("when", ["cleared", "older", "before the first step"])
+def test_a_state_of_the_optimiser_that_is_not_its_own_is_noticed(when: str) -> None:
+    model, optimizer, recorder = started()
+    epoch(model, optimizer, recorder)
+    older = copy.deepcopy(optimizer.state_dict())
+    if when == "before the first step":
+        model, optimizer, recorder = started()
+        optimizer.load_state_dict(older)
+        with pytest.raises(InputError, match="optimiser's state .* was changed"):
+            epoch(model, optimizer, recorder)
+        return
+    epoch(model, optimizer, recorder)
+    if when == "cleared":
+        optimizer.state.clear()
+    else:
+        optimizer.load_state_dict(older)
+    with pytest.warns(UserWarning, match="optimiser's state .* was changed"):
+        epoch(model, optimizer, recorder)
+    with pytest.raises(InputError, match="optimiser's state .* was changed"):
+        recorder.finish()
+
+
+def test_the_same_state_loaded_again_is_no_change() -> None:
+    model, optimizer, recorder = started()
+    epoch(model, optimizer, recorder)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    epoch(model, optimizer, recorder)
+    assert recorder.finish().trace.steps == 6

@@ -14,6 +14,10 @@ from fastntk.tuning import Subset
 
 Numbers = list[dict[str, float]]
 """Of each group, its numeric options by name; "betas.0" is the first number of one that is a tuple."""
+STATE_CHANGED = (
+    "the optimiser's state (moments, momentum) was changed since its last recorded step, by something else than that step: loaded "
+    "from a checkpoint, cleared"
+)
 
 
 class LiveOptimizer:
@@ -34,6 +38,11 @@ class LiveOptimizer:
             raise InputError("the optimiser has other parameters than at the start (add_param_group): that cannot be recorded")
         if any(each.grad is not None for each in self._others):
             raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
+
+    def state_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """What it remembers of these parameters, number by number."""
+        states = [self.optimizer.state[each] for each in parameters if each in self.optimizer.state]
+        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.dim() > 0]
 
     def skipped(self, parameters: Mapping[str, nn.Parameter], names: Sequence[str]) -> list[str]:
         """Those of these parameters that have no gradient, so that the coming step passes them over: no weight decay, no

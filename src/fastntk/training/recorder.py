@@ -30,7 +30,7 @@ from fastntk.base.errors import InputError
 from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
 from fastntk.training.averages import Average, average_of
-from fastntk.training.live_optimizer import LiveOptimizer, numbers_of, recorded_groups
+from fastntk.training.live_optimizer import STATE_CHANGED, LiveOptimizer, numbers_of, recorded_groups
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, own_copy, own_draws, recognised
 from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors, tell_unexplained
 from fastntk.training.network import check_precision
@@ -105,7 +105,9 @@ class Recorder:
         self._low = self._passed_over = False
         self._broken: str | None = None
         self._done = False
-        self._tuned = Untouched(list(self._parameters.values()), self._head.layer.weight)
+        own = [self._head.layer.weight, *([] if self._head.bias is None else [self._parameters[self._head.bias]])]
+        self._tuned = Untouched(lambda: list(self._parameters.values()), own)
+        self._state = Untouched(lambda: self._live.state_of(own))
         self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
@@ -186,7 +188,7 @@ class Recorder:
 
     def _entered(self, ids: Any, targets: Tensor) -> Part:
         names, targets = names_and_targets(ids, targets)
-        if self._tuned.moved(wait=False):
+        if self._tuned.moved(norms=False):
             raise InputError(
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
                 "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
@@ -267,8 +269,10 @@ class Recorder:
     def _look_closely(self) -> None:
         bias = None if self._head.bias is None else self._parameters[self._head.bias]
         self._live.check()
-        if self._tuned.moved(wait=False):
+        if self._tuned.moved():
             raise InputError("the tuned parameters were changed before the step, by something else than this optimiser")
+        if self._state.moved():
+            raise InputError(STATE_CHANGED)
         if bias is not None and bias.grad is None and self._pending:
             raise InputError(f"the head's bias ({self._head.bias}) is tuned but gets no gradient: tune the weight alone")
         parts = [part for part in self._pending if part.gradient is not None]
@@ -306,6 +310,7 @@ class Recorder:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tuned.note()
+        self._state.note()
         self._pending, prepared, self._prepared = [], self._prepared, None
         if prepared is None or self._broken is not None or self._done:
             return
@@ -362,6 +367,8 @@ class Recorder:
                 "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
                 "optimiser, a loaded checkpoint, averaged weights): the recorded path does not lead to them."
             )
+        if self._state.ever:
+            raise InputError(f"This training could not be recorded: {STATE_CHANGED}.")
         if not self._told:
             self._visitors.check_epochs(self.epochs)
         if waiting:
