@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import fastntk
 from fastntk.base.errors import InputError
@@ -98,7 +98,7 @@ def test_a_state_of_the_optimiser_that_is_not_its_own_is_noticed(when: str) -> N
     if when == "before the first step":
         model, optimizer, recorder = started()
         optimizer.load_state_dict(older)
-        with pytest.raises(InputError, match="optimiser's state .* was changed"):
+        with pytest.raises(InputError, match=r"optimiser's state .* was changed"):
             epoch(model, optimizer, recorder)
         return
     epoch(model, optimizer, recorder)
@@ -106,9 +106,9 @@ def test_a_state_of_the_optimiser_that_is_not_its_own_is_noticed(when: str) -> N
         optimizer.state.clear()
     else:
         optimizer.load_state_dict(older)
-    with pytest.warns(UserWarning, match="optimiser's state .* was changed"):
+    with pytest.warns(UserWarning, match=r"optimiser's state .* was changed"):
         epoch(model, optimizer, recorder)
-    with pytest.raises(InputError, match="optimiser's state .* was changed"):
+    with pytest.raises(InputError, match=r"optimiser's state .* was changed"):
         recorder.finish()
 
 
@@ -118,3 +118,93 @@ def test_the_same_state_loaded_again_is_no_change() -> None:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     epoch(model, optimizer, recorder)
     assert recorder.finish().trace.steps == 6
+
+
+# Passes of the head that no step comes from, and several of one batch
+
+
+def losses(model: nn.Module, batch: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
+    return F.cross_entropy(model(IMAGES[batch] + noise), LABELS[batch])
+
+
+def looks(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, recorder: Recorder | None) -> None:
+    """Accuracies after the step, gradients enabled: on the batch, on some others."""
+    with recorder.batch(batch, LABELS[batch]) if recorder else nullcontext():
+        optimizer.zero_grad()
+        losses(model, batch).backward()
+        optimizer.step()
+        model(IMAGES[batch])
+        for others in torch.arange(N).split(10):
+            model(IMAGES[others])
+
+
+def two_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, recorder: Recorder | None) -> None:
+    with recorder.batch(batch, LABELS[batch]) if recorder else nullcontext():
+        for noise in (0.0, 0.1):
+            optimizer.zero_grad()
+            losses(model, batch, noise).backward()
+            optimizer.step()
+
+
+def two_views(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, recorder: Recorder | None) -> None:
+    """As the refusal of two passes advises."""
+    optimizer.zero_grad()
+    for noise in (0.0, 0.1):
+        with recorder.batch(batch, LABELS[batch]) if recorder else nullcontext():
+            (losses(model, batch, noise) / 2).backward()
+    optimizer.step()
+
+
+def passed_over(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, recorder: Recorder | None) -> None:
+    """A step that has no gradient, as Lightning takes where training_step returns None."""
+    with recorder.batch(batch, LABELS[batch]) if recorder else nullcontext():
+        optimizer.zero_grad()
+        if 9 not in batch:
+            losses(model, batch).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("work", "steps"), [(looks, 9), (two_steps, 18), (two_views, 9), (passed_over, 6)])
+@pytest.mark.filterwarnings("ignore:a batch of 8 samples was announced")
+def test_passes_are_told_apart(work: Callable[..., None], steps: int) -> None:
+    model, optimizer, recorder = started()
+    other = network()
+    without = torch.optim.AdamW(fastntk.tune(other, "head").parameters.values(), lr=0.02)
+    gone = [0, 5, 17]
+    for number in range(9):
+        batch = torch.arange(N).split(8)[number % 3]
+        work(model, optimizer, batch, recorder)
+        work(other, without, torch.tensor([k for k in batch.tolist() if k not in gone]), None)
+    run = recorder.finish()
+    assert run.trace.steps == steps
+    assert run.trace.epochs == 3 or work is two_views  # two batches of each
+    result = fastntk.unlearn(run, ids=gone, method="path-replay", depth="head")
+    wanted = torch.cat([parameter.detach().flatten() for parameter in other[3].parameters()])
+    assert float((run.subset.get() + result.delta - wanted).norm()) < 1e-5
+    assert float((run.subset.get() - wanted).norm()) > 1e-2
+
+
+def test_a_gradient_of_one_of_several_later_passes_is_refused() -> None:
+    model, optimizer, recorder = started()
+    batch = torch.arange(8)
+    with recorder.batch(batch, LABELS[batch]):
+        losses(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = losses(model, batch)
+        losses(model, batch, 0.1)
+        with pytest.warns(UserWarning, match=r"two forward passes .* torch\.no_grad"):
+            loss.backward()
+        optimizer.step()
+    with pytest.raises(InputError, match="two forward passes"):
+        recorder.finish()
+
+
+def test_a_head_whose_hooks_are_passed_by_is_named() -> None:
+    """As in a model that was compiled, and used, before it was recorded."""
+    model, optimizer, recorder = started()
+    batch = torch.arange(8)
+    with recorder.batch(batch, LABELS[batch]):
+        F.cross_entropy(F.linear(model[:3](IMAGES[batch]), model[3].weight, model[3].bias), LABELS[batch]).backward()
+        with pytest.raises(InputError, match=r"the head saw no images .* compiled and used before record"):
+            optimizer.step()

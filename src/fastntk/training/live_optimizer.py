@@ -15,8 +15,8 @@ from fastntk.tuning import Subset
 Numbers = list[dict[str, float]]
 """Of each group, its numeric options by name; "betas.0" is the first number of one that is a tuple."""
 STATE_CHANGED = (
-    "the optimiser's state (moments, momentum) was changed since its last recorded step, by something else than that step: loaded "
-    "from a checkpoint, cleared"
+    "the optimiser's state (moments, momentum) was changed since its last recorded step, by something else than that step: "
+    "loaded from a checkpoint, cleared"
 )
 
 

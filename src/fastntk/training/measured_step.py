@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fastntk.base.errors import InputError
 from fastntk.training.live_optimizer import Numbers
 from fastntk.training.losses import PathLoss
+from fastntk.training.passes import Part
 from fastntk.training.tuned_head import TunedHead
 
 SCALER = 64
@@ -29,17 +30,6 @@ SCALER = 64
 
 FIT = 2e-2
 """How far the head's gradient may be from what the loss gives, over its own length; ten times that in low precision."""
-
-
-@dataclass(eq=False)
-class Part:
-    """One batch: who, towards what, and what was seen of it."""
-
-    positions: Tensor
-    targets: Tensor
-    features: Tensor | None = None
-    gradient: Tensor | None = None
-    forwards: int = 0
 
 
 @dataclass(frozen=True, eq=False)

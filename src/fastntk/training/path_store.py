@@ -18,7 +18,8 @@ from fastntk.data import Samples
 from fastntk.training.averages import Average, Shares
 from fastntk.training.live_optimizer import Numbers, varying
 from fastntk.training.losses import LossFunction
-from fastntk.training.measured_step import Part, Step, clipping
+from fastntk.training.measured_step import Step, clipping
+from fastntk.training.passes import Part
 from fastntk.training.trace import Trace, TraceFacts
 from fastntk.training.trace_folder import read_trace, seal_trace
 from fastntk.training.trace_writer import HALF_ABOVE, TraceWriter

@@ -32,8 +32,9 @@ from fastntk.data import Samples
 from fastntk.training.averages import Average, average_of
 from fastntk.training.live_optimizer import STATE_CHANGED, LiveOptimizer, numbers_of, recorded_groups
 from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, own_copy, own_draws, recognised
-from fastntk.training.measured_step import Part, Step, check_all, check_first, measured, step_tensors, tell_unexplained
+from fastntk.training.measured_step import Step, check_all, check_first, measured, step_tensors, tell_unexplained
 from fastntk.training.network import check_precision
+from fastntk.training.passes import Part, Passes
 from fastntk.training.path_store import Ended, PathStore
 from fastntk.training.recordable import Failed, check_setting
 from fastntk.training.run import Run
@@ -97,8 +98,7 @@ class Recorder:
         self._loss: PathLoss | None = None
         self._buffers = {each: buffer.clone() for each, buffer in model.named_buffers()}
         self._visitors = Visitors(self._head.layer.weight.shape[0])
-        self._open: Part | None = None
-        self._pending: list[Part] = []
+        self._passes = Passes()
         self._prepared: Step | None = None
         self._usual = torch.ones(())
         self._epoch_due, self._told, self.epochs, self.steps = True, False, 0, 0
@@ -130,17 +130,15 @@ class Recorder:
         if self._broken is None:
             with self._watched():
                 part = self._entered(ids, targets)
-        self._open = part
+        self._passes.begin(part)
         try:
             yield
         except BaseException:
-            # What this batch began was not finished; steps before it stand. A gradient that it left counts, until it is cleared.
-            self._pending = [each for each in self._pending if each is not part or each.gradient is not None]
-            self._open = None
+            self._passes.break_off(part)  # steps before it stand
             if part is not None and part.forwards == 0:
                 self._visitors.miss(part.positions)
             raise
-        self._open = None
+        self._passes.end()
         if part is not None and self._broken is None and part.forwards == 0:
             self._without_images(part)
 
@@ -212,33 +210,19 @@ class Recorder:
         self._passed_over = True
 
     def _saw_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._open is not None and self._broken is None and torch.is_grad_enabled():
-            with self._watched():
-                self._take(self._open, args)
-
-    def _take(self, part: Part, args: tuple[Any, ...]) -> None:
-        part.forwards += 1
-        features = args[0].detach()
-        if part.forwards > 1:
-            self._fail("the head saw two forward passes with gradients in one batch: which one the step comes from is not known")
-        elif features.dim() != 2:
-            self._fail(f"a trace needs a head on flat features (B, H); this one is given {tuple(features.shape)}")
-        elif len(features) != len(part.positions):
-            self._fail(f"the head saw {len(features)} samples, but {len(part.positions)} ids were given for this batch")
-        else:
-            self._low |= features.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(features.device.type)
-            part.features = features
-            self._pending.append(part)
-            self._epoch_due |= self._visitors.count(part.positions) and not self._told
+        if not self._passes.inside or self._broken is not None or not torch.is_grad_enabled():
+            return
+        with self._watched():
+            features = args[0].detach()
+            part = self._passes.forward(features)
+            if part is not None:
+                self._low |= features.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(features.device.type)
+                self._epoch_due |= not part.again and self._visitors.count(part.positions) and not self._told
 
     def _saw_gradient(self, gradient: Tensor) -> None:
-        if self._broken is not None or not self._pending:
-            return
-        part = self._pending[-1]
-        before = self._head.layer.weight.grad
-        if part.gradient is None and len(self._pending) > 1 and (before is None or not bool(before.any())):
-            self._pending = [part]  # the gradients of earlier batches were thrown away: a step that was skipped
-        part.gradient = gradient.detach().clone() if part.gradient is None else part.gradient + gradient.detach()
+        if self._broken is None:
+            with self._watched():
+                self._passes.backward(gradient, self._head.layer.weight.grad)
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -269,16 +253,15 @@ class Recorder:
     def _look_closely(self) -> None:
         bias = None if self._head.bias is None else self._parameters[self._head.bias]
         self._live.check()
+        if self.steps and all(each.grad is None for each in self._parameters.values()):
+            return  # it moves nothing, as of a batch that the loop passes over
         if self._tuned.moved():
             raise InputError("the tuned parameters were changed before the step, by something else than this optimiser")
         if self._state.moved():
             raise InputError(STATE_CHANGED)
-        if bias is not None and bias.grad is None and self._pending:
+        if bias is not None and bias.grad is None and self._passes.pending:
             raise InputError(f"the head's bias ({self._head.bias}) is tuned but gets no gradient: tune the weight alone")
-        parts = [part for part in self._pending if part.gradient is not None]
-        if not parts:
-            what = "outside of `with recorder.batch(ids, targets)`" if not self._pending else "without a backward pass"
-            raise InputError(f"the optimiser took a step {what}: which samples it learnt from is not known")
+        parts = self._passes.of_step()
         with torch.no_grad():
             self._prepared = self._prepare(parts)
 
@@ -311,7 +294,7 @@ class Recorder:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tuned.note()
         self._state.note()
-        self._pending, prepared, self._prepared = [], self._prepared, None
+        self._passes.pending, prepared, self._prepared = [], self._prepared, None
         if prepared is None or self._broken is not None or self._done:
             return
         overflow = getattr(optimizer, "found_inf", None)
@@ -347,7 +330,7 @@ class Recorder:
             self.close()
             raise Failed(f"Recording: {reason.rstrip('.')}.")
         self._broken = reason
-        self._pending = []
+        self._passes.pending = []
         warnings.warn(
             f"fastntk stopped recording after step {self.steps}: {reason.rstrip('.')}. The training goes on; there will be no "
             "trace.",
@@ -361,7 +344,7 @@ class Recorder:
             raise InputError(
                 "No step was recorded: put the loop's forward, backward and step into `with recorder.batch(ids, targets)`."
             )
-        waiting = len(self._pending)
+        waiting = len(self._passes.pending)
         if self._tuned.moved(wait=True):
             raise InputError(
                 "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
@@ -407,4 +390,4 @@ class Recorder:
     def _release(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._done, self._open, self._pending = [], True, None, []
+        self._handles, self._done, self._passes = [], True, Passes()
