@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import resource
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -208,3 +209,44 @@ def test_a_head_whose_hooks_are_passed_by_is_named() -> None:
         F.cross_entropy(F.linear(model[:3](IMAGES[batch]), model[3].weight, model[3].bias), LABELS[batch]).backward()
         with pytest.raises(InputError, match=r"the head saw no images .* compiled and used before record"):
             optimizer.step()
+
+
+# What is said
+
+
+def test_a_wrapper_is_told_from_another_model() -> None:
+    model, optimizer, recorder = started()
+    with pytest.raises(InputError, match=r"inside this DataParallel.*model\.module"):
+        fastntk.record(nn.DataParallel(model), recorder.subset, optimizer, loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize(("strength", "said"), [(1e-3, True), (1e-6, False)])
+def test_a_small_penalty_on_the_head_is_said(strength: float, said: bool) -> None:
+    model, optimizer, recorder = started()
+    for batch in torch.arange(N).split(8):
+        with recorder.batch(batch, LABELS[batch]):
+            optimizer.zero_grad()
+            (losses(model, batch) + strength * model[3].weight.square().sum()).backward()
+            optimizer.step()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        recorder.finish()
+    assert [str(each.message) for each in found if "something else than the loss given" in str(each.message)] != [] or not said
+    assert said or not found
+
+
+def test_a_model_that_goes_on_after_its_head_is_recorded_with_a_loss_that_does() -> None:
+    def cooled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(4 * outputs, targets)
+
+    for loss in (F.cross_entropy, cooled):
+        model, optimizer, recorder = started(loss=loss)
+        batch = torch.arange(8)
+        with recorder.batch(batch, LABELS[batch]):
+            cooled(model(IMAGES[batch]), LABELS[batch]).backward()
+            if loss is cooled:
+                optimizer.step()
+                continue
+            with pytest.raises(InputError, match="where the model goes on from there"):
+                optimizer.step()
+    assert recorder.finish().trace.steps == 1

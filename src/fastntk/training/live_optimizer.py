@@ -35,7 +35,10 @@ class LiveOptimizer:
     def check(self) -> None:
         """Refuse, before a step, parameters that came to it, or that get gradients and are not tuned."""
         if list(map(id, members(self.optimizer))) != list(map(id, self._members)):
-            raise InputError("the optimiser has other parameters than at the start (add_param_group): that cannot be recorded")
+            raise InputError(
+                "the optimiser has other parameters than at the start (add_param_group): that cannot be recorded. Give it all "
+                "that will be tuned from the start; what is frozen (requires_grad_(False)) has no part until it is not"
+            )
         if any(each.grad is not None for each in self._others):
             raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
 

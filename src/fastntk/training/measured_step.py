@@ -30,6 +30,8 @@ SCALER = 64
 
 FIT = 2e-2
 """How far the head's gradient may be from what the loss gives, over its own length; ten times that in low precision."""
+ROUGH, ROUGH_IN_LOW = 2e-3, 1e-1
+"""The same, from which on a replay follows the training only roughly. Rounding is a thousandth at most, but for low precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +90,10 @@ def check_first(seen: Measure, *, low: bool) -> None:
     if error > FIT * (10 if low else 1) and float(seen.live.norm()) > 0:
         raise InputError(
             f"the gradient that reached the head is not that of loss(logits, targets): {100 * error:.0f} % of it is something "
-            "else. loss must be the mean loss that the loop uses, its targets those given to batch(), and nothing may follow the "
-            "head (a factor, a second head, a penalty on its weight); gradients may be clipped all together, not one by one"
+            "else. loss must be the mean loss that the loop uses, its targets those given to batch(), its logits the head's own "
+            "outputs (where the model goes on from there, by log_softmax or a temperature, loss has to do the same); nothing may "
+            "be added to it (a second head, a penalty on the head's weight), every batch needs a backward pass of its own, and "
+            "gradients may be clipped all together, not one by one"
         )
 
 
@@ -102,10 +106,10 @@ def check_all(middle: float, mean: float, *, low: bool) -> None:
             "else (as where they are clipped by value or one by one, or the loss changes on the way). A replay by this record "
             "would not follow the training."
         )
-    if middle > FIT / 2 * (10 if low else 1):
+    if middle > (ROUGH_IN_LOW if low else ROUGH):
         warnings.warn(
             f"{100 * middle:.1f} % of the gradients that reached the head is something else than the loss given, as where some "
-            "are clipped by value: a replay will follow the training only roughly",
+            "are clipped by value or a penalty is added: a replay will follow the training only roughly",
             stacklevel=3,
         )
 

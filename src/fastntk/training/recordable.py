@@ -19,6 +19,11 @@ class Failed(InputError):
 
 def check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) -> None:
     """Refuse arguments of ``record`` that fit no training of one process on this model."""
+    if subset.model is not model and any(each is subset.model for each in model.modules()):
+        raise InputError(
+            f"record: the subset belongs to the model inside this {type(model).__name__}. Give record the inner one, as tune was "
+            "given (model.module of DataParallel and DistributedDataParallel); the loop may go on calling the outer one."
+        )
     if subset.model is not model:
         raise InputError("record: the subset belongs to another model. Use tune(model, spec) on the model that is trained.")
     if trace is not True and not isinstance(trace, str | Path):

@@ -14,6 +14,7 @@ from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.network import eval_mode, fast_layout
 from fastntk.tuning import Subset, find_head
+from fastntk.tuning.head import CONVENTIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,8 @@ def tuned_head(model: nn.Module, subset: Subset) -> TunedHead:
     if weight not in subset.names or not layer.weight.requires_grad:
         raise InputError(
             f"A trace follows the head while the rest moves little, and the head ({weight}) is not tuned. Tune it as well "
-            "(tune(model, '…+head')), or train without a trace."
+            "(tune(model, '…+head')), or train without a trace. Where another layer makes the logits, let the model register it "
+            f"after all its other linear layers, or as its attribute {' or '.join(CONVENTIONS)}."
         )
     if len([module for module in model.modules() if any(each is layer.weight for each in module.parameters(recurse=False))]) > 1:
         raise InputError(
