@@ -215,6 +215,18 @@ def test_evaluation_in_between_is_not_part_of_the_path(tmp_path: Path) -> None:
     assert callback.run.trace.visits == 3 * N
 
 
+def test_the_path_ends_at_the_best_checkpoint(tmp_path: Path) -> None:
+    callback = RecordCallback("head")
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}  # so it is the first
+    options = arguments(tmp_path, eval_strategy="epoch", **best | {"save_strategy": "epoch", "learning_rate": 0.02})
+    trainer = transformers.Trainer(network(), options, train_dataset=Images(), eval_dataset=Images(), callbacks=[callback])
+    with pytest.warns(UserWarning, match="those after step 4 of 12"):
+        trainer.train()
+    assert callback.run.trace.visits == N
+    result = fastntk.unlearn(callback.run, ids=[IDS[3]], method="path-replay", depth="head")
+    assert result.details["replay_miss"] < 1e-5
+
+
 def test_a_result_is_a_checkpoint_again(tmp_path: Path) -> None:
     callback = RecordCallback("norm+head")
     trained(tmp_path, callback, model=network(), plain=True, **FULL)
@@ -259,8 +271,6 @@ def test_trainings_that_are_not_one_path_are_refused(tmp_path: Path) -> None:
         if resume is None:
             assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
-    best = {"load_best_model_at_end": True, "eval_strategy": "no", "save_strategy": "no"}
-    refused("load_best_model_at_end", **best)
     refused("auto_find_batch_size", auto_find_batch_size=True)
     refused(r"'id'; an example of the training set has columns .*key", data=Images(column="key"))
     refused("had the label", data=Images(ids=["same"] * N))

@@ -250,3 +250,47 @@ def test_a_model_that_goes_on_after_its_head_is_recorded_with_a_loss_that_does()
             with pytest.raises(InputError, match="where the model goes on from there"):
                 optimizer.step()
     assert recorder.finish().trace.steps == 1
+
+
+# Best weights
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+@pytest.mark.parametrize("spec", ["head", "norm+head"])
+def test_best_weights_loaded_at_the_end_are_where_the_path_ends(spec: str, where: str, tmp_path: Path) -> None:
+    """Two epochs of four, accumulated, with an option that changed later: the record is that of a training of two epochs."""
+    runs = []
+    for epochs in (2, 4):
+        model, optimizer, recorder = started(spec, trace=True if where == "memory" else tmp_path / f"{epochs}")
+        for number in range(epochs):
+            if number == 2:
+                best = copy.deepcopy(model.state_dict())
+                optimizer.param_groups[0]["weight_decay"] = 0.3
+            for batch in torch.arange(N).split(8):
+                optimizer.zero_grad()
+                for part in batch.split(4):
+                    with recorder.batch(part, LABELS[part]):
+                        (losses(model, part) / 2).backward()
+                optimizer.step()
+        if epochs == 2:
+            runs.append(recorder.finish())
+            continue
+        model.load_state_dict(best)
+        with pytest.warns(UserWarning, match="those after step 6 of 12, as where the best"):
+            runs.append(recorder.finish())
+    short, cut = (run.trace for run in runs)
+    assert (cut.steps, cut.epochs, cut.visits) == (short.steps, short.epochs, short.visits) == (6, 2, 2 * N)
+    for name, series in short.series.items():
+        assert torch.equal(series.to_memory(), cut.series[name].to_memory())
+    for ids in ([], [0, 5]):
+        wanted, found = (fastntk.unlearn(run, ids=ids, method="path-replay", depth="head").delta for run in runs)
+        assert float((wanted - found).norm()) < 1e-6
+        assert (float(found.norm()) > 1e-3) == bool(ids)
+
+
+def test_weights_that_the_path_never_had_are_refused() -> None:
+    model, optimizer, recorder = started()
+    epoch(model, optimizer, recorder)
+    model[3].load_state_dict({name: 1.01 * value for name, value in model[3].state_dict().items()})
+    with pytest.raises(InputError, match="path does not lead to them"):
+        recorder.finish()

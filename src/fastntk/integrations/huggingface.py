@@ -196,7 +196,6 @@ def _check(args: Any, state: Any) -> None:
             "Train from the start, or without the callback."
         )
     for option, reason in (
-        ("load_best_model_at_end", "the model at the end is then an earlier one than where the recorded path leads"),
         ("auto_find_batch_size", "a training that begins again with smaller batches is not one path"),
         ("torch_compile", "hooks on a compiled model do not see every pass"),
         ("deepspeed", "its optimiser cannot be read"),

@@ -169,6 +169,12 @@ class PathStore:
             stacklevel=2,
         )
 
+    def cut(self, steps: int) -> None:
+        """Keep the path up to here."""
+        self._drain()
+        self._opened.cut(steps)
+        del self._measures[steps:]
+
     def end(self) -> Ended:
         """The last step was taken."""
         self._drain()
@@ -189,7 +195,8 @@ class PathStore:
             relabel=relabel,
             clips=ended.clips,
             norms=ended.norms,
-            varying=varying(self._options),
+            # of the whole training: of an option that changed after the path was cut, the groups know the last value only
+            varying={name: table[: self._opened.steps] for name, table in varying(self._options).items()},
             function=function,
         )
         if self._folder is None or self._target is None:

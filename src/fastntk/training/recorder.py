@@ -25,18 +25,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastntk.base.digest import tensor_digest
 from fastntk.base.errors import InputError
 from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
-from fastntk.training.averages import Average, average_of
-from fastntk.training.live_optimizer import STATE_CHANGED, LiveOptimizer, numbers_of, recorded_groups
-from fastntk.training.losses import OWN, PathLoss, check_loss, fingerprint, own_copy, own_draws, recognised
+from fastntk.training.averages import Average
+from fastntk.training.live_optimizer import STATE_CHANGED, LiveOptimizer, numbers_of
+from fastntk.training.losses import OWN, PathLoss, check_loss, own_copy, own_draws, recognised
 from fastntk.training.measured_step import Step, check_all, check_first, measured, step_tensors, tell_unexplained
 from fastntk.training.network import check_precision
 from fastntk.training.passes import Part, Passes
 from fastntk.training.path_store import Ended, PathStore
 from fastntk.training.recordable import Failed, check_setting
+from fastntk.training.recorded_facts import recorded_facts
 from fastntk.training.run import Run
 from fastntk.training.trace import TraceFacts
 from fastntk.training.trace_writer import GRADIENTS_UP_TO
@@ -107,6 +107,7 @@ class Recorder:
         self._done = False
         own = [self._head.layer.weight, *([] if self._head.bias is None else [self._parameters[self._head.bias]])]
         self._tuned = Untouched(lambda: list(self._parameters.values()), own)
+        self._marks: list[Tensor] = []
         self._state = Untouched(lambda: self._live.state_of(own))
         self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
         self._handles: list[Any] = [
@@ -301,6 +302,7 @@ class Recorder:
         if overflow is not None and bool(overflow):
             return  # a fused step that a loss scaler made empty
         self.steps += 1
+        self._marks.append(self._tuned.mark)
         with self._watched():
             self._store.add(prepared)
 
@@ -344,47 +346,47 @@ class Recorder:
             raise InputError(
                 "No step was recorded: put the loop's forward, backward and step into `with recorder.batch(ids, targets)`."
             )
-        waiting = len(self._passes.pending)
-        if self._tuned.moved(wait=True):
-            raise InputError(
-                "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
-                "optimiser, a loaded checkpoint, averaged weights): the recorded path does not lead to them."
-            )
         if self._state.ever:
             raise InputError(f"This training could not be recorded: {STATE_CHANGED}.")
+        waiting, trusted = len(self._passes.pending), not self._tuned.ever
         if not self._told:
             self._visitors.check_epochs(self.epochs)
-        if waiting:
+        if self._tuned.moved(wait=True):
+            self._cut_back(trusted)
+        elif waiting:
             warnings.warn(
                 f"{waiting} batches at the end had no step of the optimiser: they are not part of the recorded path.",
                 stacklevel=3,
             )
 
+    def _cut_back(self, trusted: bool) -> None:
+        """The parameters are not those after the last step: let the path end where they were as they are now."""
+        step = self._tuned.found_in(self._marks) if trusted else None
+        if step is None:
+            raise InputError(
+                "The tuned parameters were changed after the last recorded step, by something else than this optimiser (another "
+                "optimiser, a loaded checkpoint of another training, averaged weights): the recorded path does not lead to them."
+            )
+        warnings.warn(
+            f"the tuned parameters are those after step {step + 1} of {self.steps}, as where the best ones were loaded again: "
+            "the recorded path ends there",
+            stacklevel=4,
+        )
+        self._store.cut(step + 1)
+        self.steps = step + 1
+
     def _facts(self, ended: Ended) -> TraceFacts:
-        loss, head, kept = self._recognised_loss(), self._head, self._store.kept
-        weight, soft, before = head.layer.weight, self._visitors.soft, self._buffers
-        moved = [name for name, now in self.model.named_buffers() if name not in before or not torch.equal(now, before[name])]
-        with own_draws(weight.device):
-            mark = fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None
-        return TraceFacts(
-            classes=weight.shape[0],
-            features=weight.shape[1],
-            head_weight=head.weight,
-            head_bias=head.bias,
-            body=kept,
-            left=tuple(name for name in head.body if name not in set(kept)),
-            optimizer=type(self._live.optimizer).__name__,
-            groups=recorded_groups(self._live.optimizer, self._live.names),
-            penalty=0.0,
-            loss=loss.name,
-            smoothing=loss.smoothing,
-            anchor=tensor_digest(self._anchor),
-            trained=tensor_digest(self.subset.get()),
-            average=average_of(self._average, ended.averages),
-            max_norm=ended.max_norm,
-            fingerprint=mark,
-            buffers=tuple(moved),
-            mode="recorded",
+        return recorded_facts(
+            self.subset,
+            self._head,
+            self._live,
+            self._recognised_loss(),
+            ended,
+            soft=self._visitors.soft,
+            kept=self._store.kept,
+            average=self._average,
+            anchor=self._anchor,
+            buffers=self._buffers,
         )
 
     def _release(self) -> None:

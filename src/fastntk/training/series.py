@@ -142,6 +142,15 @@ class SeriesWriter:
             self.replace(lambda rows: _halved(rows))
             self._dtype = torch.float16
 
+    def cut(self, length: int) -> None:
+        """Keep so many rows, the first ones."""
+        if self._stream is None:
+            self._kept = [torch.cat(self._kept)[:length].clone()]
+            self._length = length
+        elif length < self._length:
+            self._length = length
+            self.replace(lambda rows: rows)
+
     def discard(self) -> None:
         """Forget all rows, and remove the file."""
         self.abandon()

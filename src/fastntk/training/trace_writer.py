@@ -114,6 +114,16 @@ class TraceWriter:
         for name in ("gradients", "weights"):
             self._series.pop(name).discard()
 
+    def cut(self, steps: int) -> None:
+        """Keep the path up to here, at least one step of it."""
+        visits = self._bounds[steps]
+        parts = self._parts.index(visits)
+        self._epochs = [first for first in self._epochs if first < steps]
+        for name, series in self._series.items():
+            series.cut({"gradients": steps, "weights": len(self._epochs)}.get(name, visits))
+        self._bounds, self._parts, self._shares = self._bounds[: steps + 1], self._parts[: parts + 1], self._shares[:parts]
+        self._rates, self._clips, self._norms = self._rates[:steps], self._clips[:steps], self._norms[:steps]
+
     def narrow(self) -> None:
         """Keep the features in half precision from here on, and those that are here already too."""
         self._series["features"].narrow()

@@ -49,6 +49,16 @@ class Untouched:
         """Whether that was found before."""
         return bool(self._moved)
 
+    @property
+    def mark(self) -> Tensor:
+        """By which what was noted last is known again (k,)."""
+        return _row(self._norms)
+
+    def found_in(self, marks: Sequence[Tensor]) -> int | None:
+        """The last of these marks at which the tensors were as they are now; None where they were not at any."""
+        places = (torch.stack(list(marks)) == _row(self._measured())).all(1).nonzero()
+        return int(places[-1]) if len(places) else None
+
     def _counted(self) -> list[int]:
         return [each._version for each in self._tensors()]
 
@@ -57,6 +67,10 @@ class Untouched:
         tensors = list(self._tensors())
         norms: Sequence[Tensor] = torch._foreach_norm(tensors) if tensors else ()
         return norms
+
+
+def _row(norms: Sequence[Tensor]) -> Tensor:
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
 
 
 def _differs(now: Tensor, then: Tensor) -> Tensor:
