@@ -294,3 +294,18 @@ def test_weights_that_the_path_never_had_are_refused() -> None:
     model[3].load_state_dict({name: 1.01 * value for name, value in model[3].state_dict().items()})
     with pytest.raises(InputError, match="path does not lead to them"):
         recorder.finish()
+
+
+# BatchNorm
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_statistics_of_a_recorded_loop_are_said_to_be_an_approximation(training: bool) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, CLASSES)).train(training)
+    subset = fastntk.tune(model, "head")
+    optimizer = torch.optim.AdamW(subset.parameters.values(), lr=0.02)
+    recorder = fastntk.record(model, subset, optimizer, loss=F.cross_entropy)
+    epoch(model, optimizer, recorder)
+    result = fastntk.unlearn(recorder.finish(), ids=[3], method="path-replay", depth="head")
+    assert ("batch statistics" in result.details.get("note", "")) == training

@@ -19,6 +19,7 @@ from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, p
 from fastntk.unlearning.path_replay.judging import change, rounded, watched, within
 from fastntk.unlearning.path_replay.options import exact_epochs, path_epochs, share
 from fastntk.unlearning.path_replay.walking import Walk, Walker
+from fastntk.unlearning.residue import statistics_updated
 
 BUDGET = 0.2
 """Of a Retrain, what ``auto`` may spend."""
@@ -137,8 +138,8 @@ def _outcome(
         )
     if unexplained(walker.trace.clips, facts.max_norm):
         notes.append("gradients were clipped by a rule that is not known, and the recorded factors were kept: an approximation")
-    if run.recipe is not None and run.recipe.bn_stats == "update":
-        notes.append("the recipe trained on batch statistics, which the forgotten samples were part of: an approximation")
+    if statistics_updated(run):
+        notes.append("the training used batch statistics, which the forgotten samples were part of: an approximation")
     if notes:
         details["note"] = "; ".join(notes)
     return Outcome(walk.vector, details, trace=trace)
