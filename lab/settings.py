@@ -121,8 +121,8 @@ PATH: tuple[Setting, ...] = (
         replace(
             setting,
             requests=ONE_AND_RANDOM,
-            seeds=(0, 1, 2),
-            extra_retrain_seeds=(),
+            seeds=(0, 1, 2, 3, 4),  # 3 and 4: of the cheap rows, head and auto
+            extra_retrain_seeds=(5, 6, 7, 8, 9),
             methods=path_rows({"last 2 blocks": 2}),
             probes=False,
         )
