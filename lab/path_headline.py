@@ -14,7 +14,7 @@ MARKS = "path"
 SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "vit-caltech-20x50": ("ViT-S/14 on Caltech, prompts and head", ("head",)),
     "resnet20-100": ("ResNet-20 on CIFAR-10, norms and head", ("head", "auto", BEST)),
-    "augmented": ("the same in a loop of one's own, augmented", ("head", "auto", BEST)),
+    "augmented": ("ResNet-20 in a plain PyTorch loop, augmented", ("head", "auto", BEST)),
 }
 """By setting, what it is and which depths are shown."""
 DEPTHS = {BEST: "best"}
@@ -23,9 +23,9 @@ COLUMNS = (
     "forget",
     "depth",
     "cost: first, next",
-    "right on forgotten: before → after (Retrain)",
+    "accuracy on forgotten: before → after (Retrain)",
     "distance: before → after",
-    "U-LiRA (null)",
+    "U-LiRA (of Retrains)",
 )
 
 
@@ -43,11 +43,11 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     if len(lines) == 2:
         return "Not run yet.\n"
     note = (
-        "*Cost*: CPU time over Retrain's. *First*: what every command pays, and in Python the first request of a run. "
-        "*Next*: a further request of the same run in the same Python process, which reuses the gradients of single images that "
-        "the first one computed. *Distance*: of the class probabilities on forgotten / hold-out images, before → after, to "
-        "Retrains of other seeds. *U-LiRA*: how well an attack on each forgotten image tells the models from Retrains, beside "
-        "that of Retrains from Retrains (the null). One model a seed on each side is too few for small differences; [more "
+        "*Cost*: CPU time over Retrain's. *First*: what every command pays, and in Python the first request of a run. *Next*: a "
+        "further request of the same run in the same Python process, which reuses gradients of single images. *Distance*: of the "
+        "class probabilities to those of Retrains of other seeds, on forgotten / hold-out images. *U-LiRA*: area under the ROC "
+        "curve of an attack that looks at each forgotten image and tells the models from Retrains; 0.5 is not told apart. In "
+        "brackets the same of Retrains against Retrains. One model a seed is too few for small differences: [more "
         "models](docs/results-attacks.md). *best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`."
     )
     return "\n".join([*lines, "", note]) + "\n"

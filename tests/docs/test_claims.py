@@ -89,6 +89,12 @@ def setting_of_the_picture() -> bool:
     return (RESNET.model, RESNET.images_per_class, RESNET.tune, BUDGET) == ("resnet20", 100, "norm+head", 25)
 
 
+def records_are_small() -> bool:
+    sizes = {each["setting"]: each for each in read_json(RESULTS / "bench" / "trace.json")["result"]["sizes"]}
+    shown = [sizes[name] for name in ("resnet20-100", "vit-caltech-20x50", "mobilenetv2-100")]
+    return [round(each["nbytes"] / 1e6) for each in shown] == [7, 25, 129]
+
+
 def vits_are_cheap() -> bool:
     rows = [path_row(name, "head", request=k) for name in ("vit-caltech-20x50", "vit-caltech-50x20") for k in (0, 1)]
     adapted = read_json(RESULTS / "recorded" / "lora.json")["requests"].values()
@@ -146,8 +152,9 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "twelve baselines": baselines,
     "ResNet-20, 100 images a class": setting_of_the_picture,
     "On the paper's own ResNet-110": the_papers_network,
+    "The record of 1 000 images": records_are_small,
     "Near to Retrain is cheap": vits_are_cheap,
-    "a CNN whose norm layers were tuned": cnns_are_not,
+    "A CNN whose norm layers were tuned": cnns_are_not,
     "on a random 10 %": replays_of_cnns_are_found_out,
     "DeltaGrad on the same record": deltagrad_beats_the_head,
     "Measured on one CPU": sizes,

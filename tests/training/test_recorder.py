@@ -449,6 +449,8 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
     refused("does not have 1 of the tuned", "head", lambda subset: torch.optim.SGD([model[4].weight], lr=0.1))
     refused("'LBFGS' cannot be rebuilt", "head", lambda subset: torch.optim.LBFGS(subset.parameters.values()))
     refused("must be one of torch.optim", "head", "SGD")
+    foreign = type("Foreign", (torch.optim.SGD,), {"__module__": "elsewhere"})
+    refused("elsewhere.Foreign is not one of torch.optim", "head", lambda subset: foreign(subset.parameters.values(), lr=0.1))
     refused("got int", "head", sgd, loss=3)
     refused("'mse' is not known", "head", sgd, loss="mse")
     refused("True .* or a new folder", "head", sgd, trace=False)
