@@ -37,14 +37,14 @@ Made by `python -m lab run calibration` and `python -m lab pages calibration`; d
 
 A draw is an audit as `fastntk audit --retrains R` would make it: a candidate, the Retrain of the run's own seed and R of other
 seeds. The limits are set so that a genuine Retrain, of a seed that is none of the references', passes in {100 * WANTED:.0f} % of
-the audits or more, by all {TESTS} tests together (each has a limit of {LEVEL} standard deviations of chance): that is what is
-wanted, and the pools below say how much of it was seen.
+the audits or more, by all {TESTS} tests together (each has a limit of {LEVEL} standard deviations of chance). That is the aim;
+the pools of models below say how much of it was seen.
 
-Draws share models, so their number says nothing of how sure a share is. What counts is how many Retrains there are whose
-trainings have nothing in common but data and anchor: the *seeds*. One that does not pass in every draw, for every request,
-counts as failed, which is stricter than a share of audits. The bound is exact (Clopper–Pearson, one-sided,
-{100 * CONFIDENCE:.0f} %) for models that are judged independently; candidates and references come from one pool, which
-it does not count. On the pool that the limits were chosen on, no bound is given: it would be one of the choice.
+Draws share models, so many draws do not make a share more certain. What counts is the number of Retrains that were trained
+independently: the *seeds*. A seed that does not pass in every draw, for every request, counts as failed. That is stricter than
+a share of audits. The bound is exact (Clopper–Pearson, one-sided, {100 * CONFIDENCE:.0f} %) for models that are judged
+independently. Candidates and references come from one pool here, which the bound does not account for. On the pool that the
+limits were chosen on, no bound is given.
 
 In the tables, *models* is how many candidates are behind the draws, *Retrains* how many the references were drawn from. A row
 of one to three models tells what happened to these, not a rate.
@@ -52,7 +52,7 @@ of one to three models tells what happened to these, not a rate.
 ResNet-20 on CIFAR-10 (30 images a class unless it says otherwise, 1 000 held out), norm and head tuned. Not checked on other
 networks, data or recipes: there the limits rest on the Retrains at hand and on the same formulas. Baselines have tuned options
 where there are any (`results/tuned`), else their own defaults. Full and the methods start from the run of the first reference's
-seed; a genuine Retrain needs no run, and Full, from which shares of the way are counted, is that of another seed for it.
+seed. A genuine Retrain has no run; where a test needs its Full, that of another seed is taken.
 `deltagrad`'s options were tuned for longer trainings: here they compute all steps (class) or three quarters of them, and all is
 Retrain, so it has to pass.
 """
@@ -103,7 +103,7 @@ def _pool(record: Row) -> str:
         lines += [
             f"### {_title(own[0], title)}",
             "",
-            "Share of draws “like retrain” / “differs” / “memory left”, per cent; what is missing to 100 “cannot be told”.",
+            "Share of draws “like retrain” / “differs” / “memory left”, per cent; the rest to 100 is “cannot be told”.",
             "",
             "| candidate | " + " | ".join(f"R = {count}" for count in others) + " | draws | models | Retrains |",
             "|" + " --- |" * (4 + len(others)),
@@ -149,7 +149,8 @@ def _bound_text(count: int, failed: int, behind: str, *, chosen_on: bool) -> str
     if chosen_on:
         return f"{seen}.** The limits were chosen on these models: that is no evidence of how often others pass."
     bound = 100 * lower_bound(count - failed, count)
-    text = f"{seen}: that shows that at least {math.floor(10 * bound) / 10:.1f} % pass in every draw, not more.**"
+    least = f"{math.floor(10 * bound) / 10:.1f} %"
+    text = f"{seen} at least once: so at least {least} of seeds pass in every draw, and more is not shown.**"
     short = f" To show {100 * WANTED:.0f} % by this stricter count takes {enough()} without a failure."
     return text if bound >= 100 * WANTED else text + short
 

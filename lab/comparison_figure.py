@@ -54,7 +54,7 @@ def comparison_figure(settings: Sequence[Setting], *, out: Path) -> bytes:
         panels = [points(setting, folder=setting_folder(out, setting.name)) for setting in settings]
         for axis, setting, known in zip(axes, settings, panels):
             _panel(axis, known, title=f"forget {setting.requests[0].title}")
-        axes[0].set_ylabel("distance to Retrains of other seeds (× their own spread)")
+        axes[0].set_ylabel("distance to Retrains of other seeds, forgotten samples (× spread)")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # labels go where they fit, which moves nothing else
         for axis, known in zip(axes, panels):
@@ -94,7 +94,7 @@ def _panel(axis: Any, known: Sequence[Point], *, title: str) -> None:
     ticks = [value for value in DISTANCES if value < highest * 1.25]
     axis.set_yticks(ticks, [f"{value}×" for value in ticks])
     axis.minorticks_off()
-    axis.set_xlabel("CPU time of a first request, of a Retrain's")
+    axis.set_xlabel("CPU time of a first request over a Retrain's")
     axis.set_title(title, loc="left")
-    axis.set_title("blue: ours · grey: baselines, tuned · dashed: a Retrain", loc="right", fontsize=7)
+    axis.set_title("blue: this package's · grey: baselines, tuned · dashed: a Retrain", loc="right", fontsize=7)
     axis.grid(linewidth=0.3)

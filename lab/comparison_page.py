@@ -17,7 +17,7 @@ from fastntk.reproduce.summary import Figure, Record, attack
 from lab.comparison import tuned_methods, tuning_file
 from lab.comparison_nearest import PLACES, nearest_text
 from lab.comparison_tuning import tuning_text
-from lab.comparison_words import CHANGED, DEVELOPED, header
+from lab.comparison_words import DEVELOPED, header
 from lab.provenance import provenance, stored
 from lab.rows import Row, multiple, records_of, row_of
 from lab.unlearning_page import figure_text, relearn_text, setting_text
@@ -37,7 +37,7 @@ def comparison_page(settings: Sequence[Setting], *, out: Path) -> str:
     tunings = [tuning_file(setting.requests[0], each.label, out) for setting in settings for each in tuned_methods()]
     made = stored([*paths, *(path for path in tunings if path.exists())])
     first = settings[0]
-    parts = [header(first), provenance(made), CHANGED]
+    parts = [header(first), provenance(made)]
     parts.append(setting_text(first, setting_folder(out, first.name)).replace(first.name, "Setting", 1))
     parts += [_table(setting, out=out) for setting in settings]
     parts += [tuning_text(settings, out=out), DEVELOPED]

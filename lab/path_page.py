@@ -30,13 +30,13 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
 [method.md](method.md); what the figures mean: [metrics.md](metrics.md).
 
 - Mean ± sample standard deviation over seeds. *Full* is the fine-tuned model with nothing done, *Retrain* the same recipe without
-  the forget set, in the run's batch order. The other rows are depths of `path-replay`, and the methods that need no trace.
-- *First*, *next*: CPU seconds of a request over Retrain's, measured in one process, on one thread, back to back; in brackets the
-  same in wall seconds, which the other work on the machine stretches now more, now less. Retrain's seconds are those of its first
-  2 epochs, times the number of epochs over 2. The *first* request on a run pays for everything (rows, where there are some); the
-  *next* one finds on the same run, in the same process, what the first left there; in a new process, or of the result of an
-  earlier request, the first cost is paid again. Which request comes first changes from seed to seed, so both columns
-  are over all requests of the setting, and the same in its tables.
+  the forget set D_f, in the run's batch order. The other rows are depths of `path-replay`, and the methods that need no trace.
+- *First*, *next*: CPU seconds of a request over Retrain's, measured one after the other in one process, on one thread; in
+  brackets the same in wall seconds, which other work on the machine disturbs. Retrain's seconds are those of its first 2
+  epochs, times the number of epochs over 2. The *first* request on a run pays for everything, rows included. The *next* one, in
+  the same process, reuses what the first computed. In a new process, or on the result of an earlier request, the first cost is
+  paid again. Which request comes first changes from seed to seed, so both columns are over all requests of the setting, and the
+  same in its tables.
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
   as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. A Retrain of another seed
   is at 1.0 × in *others* on average; a distance alone does not say that nothing tells two models apart
@@ -53,13 +53,13 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
   other.
 """
 TARGETS = """Means over the seeds that were run; costs in CPU seconds over Retrain's, distances the larger of D_f and hold-out.
-A fifth of Retrain is asked of `auto` at its default budget, the best quality of all parameters with 2 checkpoints, a correction
-and 2 exact epochs.
+`auto` has its default budget of a fifth of Retrain. The best quality is wanted of `all, 2 checkpoints, corrected`: all tuned
+parameters, 2 checkpoints, a correction and 2 exact epochs.
 """
-TRADES = """Where a cost or a distance is above its limit, the measured row that is nearest to other seeds' Retrains at the wanted
-cost, and the cheapest one at the wanted distances; each with its cost, *TV same* and *TV others*. An exact epoch is an epoch of
-Retrain, and is paid for with every request: with 2 of 20, a next request cannot cost less than a tenth of Retrain. From kept rows
-alone it costs less, and ends farther away.
+TRADES = """Where a cost or a distance is above its limit, the next table shows what could be had instead: the row nearest to
+other seeds' Retrains at the wanted cost, and the cheapest row at the wanted distances, each with its cost, *TV same* and *TV
+others*. An exact epoch is an epoch of Retrain, and every request pays for it: with 2 of 20, a next request cannot cost less
+than a tenth of Retrain. A replay from reused rows alone costs less, and ends farther away.
 """
 COLUMNS = (
     "row", "seeds", "first × Retrain [wall]", "next × Retrain [wall]", "TV same × spread, D_f / hold-out",

@@ -90,7 +90,7 @@ def test_a_pool_is_run_and_its_page_counts_independent_models(measured: Path) ->
     write_record(measured / "other" / FOLDER / "report.json", record | {"pool": "report"})
     page = calibration_page(measured / "other")
     bound = math.floor(1000 * lower_bound(len(seeds) - len(failed), len(seeds))) / 10
-    assert f"{seen}: that shows that at least {bound:.1f} % pass in every draw, not more.**" in page
+    assert f"{seen} at least once: so at least {bound:.1f} % of seeds pass in every draw, and more is not shown.**" in page
     assert "takes 59 without a failure" in page
 
 
@@ -173,7 +173,7 @@ def test_shares_of_audits_and_what_the_others_said(tmp_path: Path) -> None:
     page = calibration_page(tmp_path)
     assert "**Genuine Retrains pass in 100.0 % of 200 audits** (by request and R in 100.0 to 100.0 %" in page
     seen = "7 independent seeds (1 request, 200 draws), 0 failed"
-    assert f"{seen}: that shows that at least 65.1 % pass in every draw, not more." in page
+    assert f"{seen} at least once: so at least 65.1 % of seeds pass in every draw, and more is not shown." in page
     assert "1 name no digest of their code" in page
     assert page.count("Not run with the present rules.") == 2
     rows = [row, row | {"others": 3, "failed": [2], "levels": {"like retrain": 190, "cannot be told": 6, "memory left": 4}}]
