@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import operator
 import re
 import shutil
 import sys
@@ -64,6 +65,17 @@ def test_links_are_markdown(path: Path) -> None:
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
     assert not re.findall(r"<(?:a|img)\b[^>]*>", text)
     assert "]()" not in text
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.name != "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_name_of_the_package_exists(path: Path) -> None:
+    """Integrations apart: they import other frameworks, and have tests of their own."""
+    for name, call in re.findall(r"`(fastntk(?!\.integrations)(?:\.\w+)+)(\(?)", path.read_text("utf-8")):
+        try:
+            value = operator.attrgetter(name.partition(".")[2])(fastntk)
+        except AttributeError:
+            value = importlib.import_module(name)
+        assert callable(value) or not call, f"{name} is no function"
 
 
 def message_templates() -> list[str]:
