@@ -11,10 +11,10 @@ MARKS = "demo"
 RECORD = Path("demo") / "demo.json"
 
 NOTE = (
-    "× Retrain: time of the request over a Retrain's. Loss, margin and rank: of the forgotten images, rank among new ones. "
-    "Distance: to Retrains of other seeds, on forgotten / new images. Like Retrain: the verdict, of path-replay a whole audit's, "
-    "of the others by predictions and losses alone. The 20 images are those whose own loss their removal changes most. "
-    "The whole demo: {seconds:.0f} s."
+    "× Retrain: time of the request over a Retrain's. Loss, margin: means over the forgotten images. Rank: the mean share of new "
+    "images with a lower loss. Distance: to Retrains of other seeds, on forgotten / new images. Like Retrain: the verdict, for "
+    "path-replay of a whole audit, for the others from predictions and losses alone. The 20 images are those whose own loss "
+    "changes most when they are left out. The whole demo took {seconds:.0f} s."
 )
 
 
