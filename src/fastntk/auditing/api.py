@@ -29,6 +29,7 @@ from fastntk.auditing.references import Reference, check_holdout, check_result, 
 from fastntk.auditing.requirements import Condition, check_possible, evaluate, parse
 from fastntk.auditing.verdict import verdict
 from fastntk.base.errors import InputError
+from fastntk.base.gradients import with_gradients
 from fastntk.data import Samples
 from fastntk.storage.manifest import versions
 from fastntk.training.network import check_finite
@@ -38,6 +39,7 @@ from fastntk.unlearning.residue import check_reason
 from fastntk.unlearning.result import Unlearned
 
 
+@with_gradients
 def audit(
     run: Run,
     result: Unlearned,

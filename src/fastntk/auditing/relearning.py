@@ -22,7 +22,7 @@ from fastntk.base.errors import InputError
 from fastntk.base.progress import track
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
-from fastntk.training.network import eval_mode, fast_layout, predict
+from fastntk.training.network import eval_mode, fast_layout, predict, thawed
 from fastntk.training.step import Stepper
 from fastntk.tuning import Subset
 
@@ -69,7 +69,8 @@ def relearn(
             f"relearn: lr and threshold must be > 0, batch_size ≥ 1, cap ≥ 0; got {lr}, {threshold}, {batch_size}, {cap}."
         )
     work = copy.deepcopy(model)
-    parameters = list(subset.on(work).parameters.values())
+    tuned = subset.on(work)
+    parameters = list(tuned.parameters.values())
     inputs, labels = fast_layout(work, samples.inputs), samples.labels
     # A loss that overflows is not below the threshold either: such a model is censored, and the audit goes on.
     stepper = Stepper(parameters, torch.optim.Adam(parameters, lr=lr))
@@ -78,7 +79,7 @@ def relearn(
         if curve[-1] < threshold:
             break
         order = torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(len(labels)))
-        with eval_mode(work):
+        with eval_mode(work), thawed(tuned):
             for batch in order.split(batch_size):
                 stepper.step(F.cross_entropy(logits(work, inputs[batch]), labels[batch].to(device_of(work))))
         curve.append(mean_loss(predict(work, inputs), labels))

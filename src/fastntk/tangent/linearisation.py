@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import BudgetError, InputError
+from fastntk.base.gradients import with_gradients
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.base.text import byte_size
 from fastntk.data import Samples
@@ -72,6 +73,7 @@ class Linearisation:
             raise InputError("This linearisation was made from other data than the run's: make a new one.")
 
 
+@with_gradients
 def linearise_run(
     run: Run,
     *,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.gradients import with_gradients
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
 from fastntk.tangent.attention import plain_attention
@@ -328,6 +329,7 @@ def seconds_of_rows(engine: RowEngine, inputs: Tensor) -> float:
     return seconds_an_image(lambda size: engine.rows(inputs[:size]), len(inputs))
 
 
+@with_gradients
 def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | None = None) -> Tensor:
     """Exact rows (n, C, d) of the logits with respect to the subset, in the parameters' dtype and on their device.
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fastntk.base.atomic import new_folder
+from fastntk.base.gradients import with_gradients
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
 from fastntk.training.loop import WalkedBatches, batch_loss, descend
-from fastntk.training.network import check_samples, fast_layout, training_mode
+from fastntk.training.network import check_samples, fast_layout, thawed, training_mode
 from fastntk.training.recipe import Recipe
 from fastntk.training.recording import FitRecorder
 from fastntk.training.run import Run
@@ -63,6 +64,7 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded, pretrained=before)
 
 
+@with_gradients
 def train(
     model: nn.Module,
     subset: Subset,
@@ -79,7 +81,6 @@ def train(
     ``walked``: batches and rates in place of those the recipe draws.
     """
     check_samples(model, samples)
-    parameters = list(subset.parameters.values())
     inputs, labels = fast_layout(model, samples.inputs), samples.labels.to(device_of(model))
 
     def loss(batch: Tensor) -> tuple[Tensor, int]:
@@ -88,8 +89,8 @@ def train(
         outputs = logits(model, inputs[batch])
         return batch_loss(outputs, labels[batch], recipe), int((outputs.argmax(1) == labels[batch]).sum())
 
-    try:
-        with training_mode(model, recipe):
+    with training_mode(model, recipe), thawed(subset) as parameters:
+        try:
             return descend(
                 parameters,
                 loss,
@@ -101,9 +102,9 @@ def train(
                 gradient=None if recorder is None else recorder.gradient,
                 walked=walked,
             )
-    finally:
-        for parameter in parameters:
-            parameter.grad = None
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
 
 
 def estimated_seconds(subset: Subset, samples: Samples, recipe: Recipe) -> float:

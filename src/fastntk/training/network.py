@@ -16,6 +16,7 @@ from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
+from fastntk.tuning import Subset
 
 
 @contextlib.contextmanager
@@ -167,9 +168,29 @@ def check_samples(model: nn.Module, samples: Samples) -> int:
     return classes
 
 
+@contextlib.contextmanager
+def thawed(subset: Subset) -> Iterator[list[nn.Parameter]]:
+    """The subset's parameters, which require gradients inside; every one's own flag restored after."""
+    parameters = list(subset.parameters.values())
+    flags = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield parameters
+    finally:
+        for parameter, flag in zip(parameters, flags):
+            parameter.requires_grad_(flag)
+
+
 def working_copy(run: Run) -> nn.Module:
-    """A deep copy of the run's model in eval mode: the run's own is never written to."""
-    return copy.deepcopy(run.model).eval()
+    """A deep copy of the run's model in eval mode: the run's own is never written to.
+
+    What is tuned requires gradients in it, also where the model was frozen since, as before serving it.
+    """
+    work = copy.deepcopy(run.model).eval()
+    for parameter in run.subset.on(work).parameters.values():
+        parameter.requires_grad_(True)
+    return work
 
 
 def fast_copy(run: Run) -> nn.Module:

@@ -15,7 +15,7 @@ from fastntk.base.live_bytes import LiveBytes
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
 from fastntk.training.loop import batch_loss
-from fastntk.training.network import eval_mode, fast_layout
+from fastntk.training.network import eval_mode, fast_layout, thawed
 from fastntk.training.recipe import Recipe
 from fastntk.tuning import Subset
 
@@ -38,7 +38,6 @@ def measure_speed(subset: Subset, samples: Samples, recipe: Recipe, *, batch: in
     model = subset.model
     inputs = fast_layout(model, samples.inputs[: max(1, min(batch, recipe.batch_size))])
     labels = samples.labels[: len(inputs)].to(device_of(model))
-    parameters = list(subset.parameters.values())
 
     def forward(size: int) -> None:
         with torch.no_grad():
@@ -46,10 +45,10 @@ def measure_speed(subset: Subset, samples: Samples, recipe: Recipe, *, batch: in
 
     def step(size: int) -> None:
         loss = batch_loss(logits(model, inputs[:size]), labels[:size], recipe)
-        torch.autograd.grad(loss, parameters, allow_unused=True)
+        torch.autograd.grad(loss, list(subset.parameters.values()), allow_unused=True)
 
     few = min(2, len(inputs))
-    with eval_mode(model):
+    with eval_mode(model), thawed(subset):
         with LiveBytes() as live:
             step(few)
         return Speed(seconds_an_image(forward, len(inputs)), seconds_an_image(step, len(inputs)), live.peak // few)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
+from fastntk.base.gradients import with_gradients
 from fastntk.base.memory import memory_budget as memory_allowed
 from fastntk.data import ForgetRequest, Split
 from fastntk.data.duplicates import Check, find_copies
@@ -216,6 +217,7 @@ def _request_digest(task: Task) -> str:
     return json_digest([task.run.listed.ids_digest(), task.split.forget.tolist(), task.run.subset.numel])
 
 
+@with_gradients
 def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) -> tuple[Plan, float]:
     """Routes of these methods with these options, judged by the budgets, and the seconds that measuring took.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastntk.base.device import with_float64
 from fastntk.base.digest import new_key
+from fastntk.base.gradients import with_gradients
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Split
 from fastntk.models import device_of
@@ -78,6 +79,7 @@ class Job:
         named = {name: value for name, value in self.options.items() if name != "scratch"}  # holds nothing any more
         return {name: _named(value) for name, value in named.items()}
 
+    @with_gradients
     def execute(self) -> Unlearned:
         """Do it."""
         started = time.perf_counter() - self.preparing_seconds
