@@ -15,6 +15,7 @@ from torch import nn
 
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError, listing
+from fastntk.base.numbers import plain
 from fastntk.models.card import InputSpec, ModelCard, attach_card, fingerprint_of
 from fastntk.models.forward import logits
 from fastntk.models.hf_models import build_hf
@@ -53,6 +54,7 @@ def build_model(
     and the like, read without running code). The file must fit exactly, except for its head, which is dropped.
     ``image_size``: the side of the square input; positions of ViTs are resampled.
     """
+    num_classes, image_size = plain(num_classes), plain(image_size)
     _check_numbers(num_classes=num_classes, image_size=image_size)
     builder = _builder(name)
     with torch.random.fork_rng(devices=[]):

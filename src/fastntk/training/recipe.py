@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
+from fastntk.base.numbers import plain
 from fastntk.base.schema import MAX_GIVEN, parse
 
 Optimizer = Literal["adam", "sgd"]
@@ -43,6 +44,8 @@ class Recipe:
     drawn_from: int | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         for name, least, strict in (
             ("epochs", 0, False),
             ("lr", 0, True),

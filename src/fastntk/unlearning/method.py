@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
+from fastntk.base.numbers import plain
 from fastntk.data import Split
 from fastntk.planning import Problem, Route
 from fastntk.tangent import RowEngine, checked_engine
@@ -187,12 +188,12 @@ class Method:
         return own | (_row_options() if "rows" in self.needs else {})
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options, or a refusal that lists the known ones."""
+        """The options, numbers as plain ones, or a refusal that lists the known ones."""
         unknown = [name for name in options if name not in self.options]
         if unknown:
             accepted = ", ".join(self.options) or "none"
             raise InputError(f"Method {self.name!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
-        return dict(options)
+        return {name: plain(value) for name, value in options.items()}
 
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options, defaults where none was given."""
