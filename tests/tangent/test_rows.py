@@ -145,6 +145,7 @@ class Coupled(Dropping):
         (lambda: nn.Linear(6, 3).eval(), torch.empty(0, 6), "at least one input"),
         (lambda: nn.Linear(6, 3).eval(), torch.full((4, 6), torch.nan), "not finite"),
         (lambda: nn.Linear(6, 3).eval(), torch.empty(4, 6, device="meta"), "on meta"),
+        (lambda: nn.Linear(6, 3).eval(), torch.randn(4, 6).numpy(), "not ndarray: torch.as_tensor"),
     ],
 )  # fmt: skip
 def test_guards_explain_themselves(build: Callable[[], nn.Module], inputs: Tensor, message: str) -> None:
@@ -152,6 +153,12 @@ def test_guards_explain_themselves(build: Callable[[], nn.Module], inputs: Tenso
     subset = fastntk.tune(model, "head")
     with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
         fastntk.jacobian(model, subset, inputs)
+
+
+def test_chunks_of_no_sample_are_refused() -> None:
+    model = nn.Linear(6, 3).eval()
+    with pytest.raises(InputError, match="chunk must be ≥ 1, got 0"):
+        fastntk.jacobian(model, fastntk.tune(model, "head"), torch.randn(4, 6), chunk=0)
 
 
 def test_a_chunk_leaves_no_activations_behind() -> None:

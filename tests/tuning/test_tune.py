@@ -134,10 +134,12 @@ def test_get_and_set_are_inverse_and_get_is_a_copy() -> None:
     assert torch.equal(subset.get(), before)
 
 
-def test_vectors_of_another_length_and_names_of_another_model_are_refused() -> None:
+def test_vectors_of_another_length_or_type_and_names_of_another_model_are_refused() -> None:
     subset = fastntk.tune(Small(), "head")
     with pytest.raises(InputError, match=r"shape \(18,\), got \(17,\)"):
         subset.set(torch.zeros(17))
+    with pytest.raises(InputError, match=r"tensor of shape \(18,\), got list"):
+        subset.set([0.0] * 18)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no parameters named logits\.bias, logits\.weight"):
         subset.on(nn.Linear(2, 2))
 

@@ -64,11 +64,15 @@ def check_mode(model: nn.Module) -> None:
 
 
 def check_inputs(model: nn.Module, subset: Subset, inputs: Tensor) -> None:
-    """Refuse inputs of another dtype or device, no inputs, and a subset of another model."""
+    """Refuse inputs of another type, dtype or device, no inputs, and a subset of another model."""
     if subset.model is not model:
         raise InputError("The subset belongs to another model: use subset.on(model).")
     if subset.numel == 0:
         raise InputError("The subset is empty: there is nothing to differentiate.")
+    if not isinstance(inputs, Tensor):
+        raise InputError(
+            f"Inputs are a tensor (n, ...), as the model takes it, not {type(inputs).__name__}: torch.as_tensor(inputs)."
+        )
     if inputs.dim() < 2 or len(inputs) == 0:
         raise InputError(f"Expected a batch of at least one input, (n, ...), got shape {tuple(inputs.shape)}.")
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}

@@ -312,7 +312,7 @@ class RowEngine:
 def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) -> Iterator[tuple[slice, HeadRows]]:
     """Yield (which samples, their rows), chunk by chunk."""
     inputs = fast_layout(engine.model, inputs)
-    size = chunk or DEFAULT_CHUNK
+    size = DEFAULT_CHUNK if chunk is None else chunk
     if size < 1:
         raise InputError(f"chunk must be ≥ 1, got {size}.")
     for start in range(0, len(inputs), size):

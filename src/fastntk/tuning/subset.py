@@ -99,5 +99,6 @@ class Subset:
         return Subset(model, self.names)
 
     def _check(self, vector: Tensor) -> None:
-        if vector.shape != (self.numel,):
-            raise InputError(f"Expected a vector of shape ({self.numel},), got {tuple(vector.shape)}.")
+        if not isinstance(vector, Tensor) or vector.shape != (self.numel,):
+            kind = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+            raise InputError(f"Expected a tensor of shape ({self.numel},), got {kind}.")
