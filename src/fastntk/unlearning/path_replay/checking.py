@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,21 +26,28 @@ CHECKED = 64
 """Samples of each set on which the network is asked whether it does what the replay said."""
 
 
-ALIKE = 0.75
-"""Share of images whose features should be nearer to their own recorded ones than to another sample's; by chance it is 0.5."""
 FEWEST = 16
-"""Images that are needed to tell."""
+"""Images that are needed to tell whether they are the recorded ones."""
 
 
-def images_match(features: Tensor, recorded: Tensor, labels: Tensor) -> float | None:
-    """The share of samples whose ``features`` (k, H) are nearer to those ``recorded`` at their last visit than to those of the
-    next sample of their class; None where there are too few. Weights moved since, and images may have been augmented: so it is a
-    share and no equality."""
+class Match(NamedTuple):
+    """The share of images whose features are nearer to their own recorded ones than to another sample's, and what chance would
+    hardly exceed: two standard deviations above a half."""
+
+    share: float
+    chance: float
+
+
+def images_match(features: Tensor, recorded: Tensor, labels: Tensor) -> Match | None:
+    """How many samples have ``features`` (k, H) nearer to those ``recorded`` at their last visit than to those of the next sample
+    of their class; None where there are too few. Weights moved since, and images may have been augmented: so it is a share and no
+    equality, and of a small network that was trained with both, hardly three quarters."""
     if len(labels) < FEWEST:
         return None
     order = labels.argsort(stable=True)
     now, own = features[order].double(), recorded[order].double()
-    return float(((now - own).norm(dim=1) < (now - own.roll(1, 0)).norm(dim=1)).double().mean())
+    share = float(((now - own).norm(dim=1) < (now - own.roll(1, 0)).norm(dim=1)).double().mean())
+    return Match(share, 0.5 + 1 / math.sqrt(len(labels)))
 
 
 def replay_miss(run: Run, columns: Columns, lanes: Lanes) -> float:
@@ -90,12 +98,12 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     drift = walker.trace.facts.drift
     if walk.size.depth and validate and walker.run.samples is not None:
         started = time.perf_counter()
-        errors, apart, alike = _errors(walker, walk)
+        errors, apart, match = _errors(walker, walk)
         walker.count("validity", started)
-        evidence |= {"error": errors, "images_match": alike}
-        if alike is not None and alike < ALIKE:
+        evidence |= {"error": errors, "images_match": None if match is None else match.share}
+        if match is not None and match.share < match.chance:
             warnings.warn(
-                f"path-replay: only {100 * alike:.0f} % of the images looked at have features nearer to those recorded for "
+                f"path-replay: only {100 * match.share:.0f} % of the images looked at have features nearer to those recorded for "
                 "them than to those of another sample of their class (half would by chance): these may be other images under the "
                 "same ids. Ids and labels were compared, pixels cannot be",
                 stacklevel=2,
@@ -116,7 +124,7 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     return dataclasses.replace(walk.trace, facts=facts), chain, verdict
 
 
-def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float, float | None]:
+def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float, Match | None]:
     """‖actual − predicted‖ / ‖predicted − before‖ of centred logits, on a few samples of each set; the mean total variation of
     actual and predicted answers on the retained ones; and whether these are the recorded images (:func:`images_match`)."""
     watch = watched(walker.trace, walker.split, most=CHECKED)
@@ -128,5 +136,4 @@ def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float, float 
     errors = {
         name: prediction_error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())
     }
-    alike = images_match(features, watch.features, watch.labels)
-    return errors, change(after, said, watch)["retain"], alike
+    return errors, change(after, said, watch)["retain"], images_match(features, watch.features, watch.labels)
