@@ -99,6 +99,10 @@ def test_a_requirement_that_fails_is_exit_code_3_and_the_record_is_there(
         (["--holdout", "digits@test", "--ensemble", "3"], "at least 8 models"),
         (["--holdout", "digits@test", "--ensemble", "8", "--ensemble-kind", "fake"], "must be one of real, tangent"),
         (["--holdout", "digits@test", "--retrains", "-1"], "--retrains"),
+        (["--holdout", "digits@test", "--retrains", "3"], "no --reference is given. Give --reference retrain"),
+        (["--holdout", "digits@test", "--reference", "RESULT", "--retrains", "3"], "is a Retrain that is there already"),
+        (["--holdout", "digits@test", "--cache", "somewhere"], "Give --ensemble K too"),
+        (["--holdout", "digits@test", "--ensemble-kind", "tangent"], "Give --ensemble K too"),
         ([], "--holdout"),
     ],
 )

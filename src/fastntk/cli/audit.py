@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.errors import listing
+from fastntk.base.errors import InputError, listing
 from fastntk.base.marks import AUDIT, check_audit
 from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import duration
@@ -38,8 +38,9 @@ def audit(
     retrain_with: RetrainWith = None,
     loss_with: LossWith = None,
     retrains: Annotated[
-        int, typer.Option("--retrains", min=0, help="Where Retrain is trained now: further ones with other seeds.")
-    ] = 1,
+        int | None,
+        typer.Option("--retrains", min=0, help="Where Retrain is trained now: further ones with other seeds (default 1)."),
+    ] = None,
     ensemble: Annotated[
         int | None, typer.Option("--ensemble", metavar="K", help="Models for U-LiRA and KLoM; without it neither is made.")
     ] = None,
@@ -85,6 +86,9 @@ def audit(
     from fastntk.base.atomic import check_output, write_file
 
     output = Output(as_json=json)
+    reference = "retrain" if reference is None and retrain_with is not None else reference
+    _check_used(reference=reference, retrains=retrains, ensemble=ensemble, ensemble_kind=ensemble_kind, cache=cache)
+    further = 1 if retrains is None else retrains
     target = out if out is not None else result / AUDIT
     output.replacing(target, check_output(target, overwrite=overwrite, replaceable=check_audit))
 
@@ -104,7 +108,6 @@ def audit(
         loaded = open_run(run, data, device=device, loss_with=loss_with)
         subject = load_result(result, loaded)
         function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
-        reference = "retrain" if reference is None and function is not None else reference
         against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
         # Classes that were forgotten, or are rare, may be missing from the hold-out set; it is said which.
         classes, hide = loaded.data.classes, hiding_key(loaded.source, loaded.key)
@@ -115,7 +118,7 @@ def audit(
             "ensemble": ensemble,
             "ensemble_kind": ensemble_kind,
         }
-        trained_here = retrains + 1 if reference == "retrain" else 0
+        trained_here = further + 1 if reference == "retrain" else 0
         options["retrain"] = function
         tell_outside(output, outside_report(loaded), accept_outside)
         _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
@@ -124,7 +127,7 @@ def audit(
             subject,
             holdout=unseen,
             reference=against,  # type: ignore[arg-type]
-            retrains=retrains,
+            retrains=further,
             relearn_threshold=relearn_threshold,
             require=require or [],
             cache=cache,
@@ -140,6 +143,20 @@ def audit(
     open_question = typed.verdict.level == "cannot be told" and accept_outside is None
     if open_question or not all(item.passed for item in typed.requirements):
         raise typer.Exit(3)
+
+
+def _check_used(
+    *, reference: str | None, retrains: int | None, ensemble: int | None, ensemble_kind: str, cache: Path | None
+) -> None:
+    """Refuse options that nothing would use: who gives them expects what they ask for."""
+    if retrains is not None and reference != "retrain":
+        came = "no --reference is given" if reference is None else f"--reference {reference} is a Retrain that is there already"
+        raise InputError(
+            f"--retrains {retrains} counts Retrains that are trained here, and {came}. Give --reference retrain, or leave "
+            "--retrains out."
+        )
+    if ensemble is None and (cache is not None or ensemble_kind != "real"):
+        raise InputError("--cache and --ensemble-kind are about an ensemble, and none is asked for. Give --ensemble K too.")
 
 
 def _announce(
