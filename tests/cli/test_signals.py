@@ -38,6 +38,26 @@ def hold(target: Path, stage: str) -> None:
 
 main()
 """
+TALK = """
+import sys
+from pathlib import Path
+from fastntk.base.atomic import new_folder
+from fastntk.cli import main
+from fastntk.cli.app import app
+from fastntk.cli.output import Output
+
+@app.command()
+def talk(target: Path, as_json: bool = False) -> None:
+    output = Output(as_json=as_json)
+    with new_folder(target) as work:
+        (work / "weights").write_text("w")
+    output.say("ready")
+    sys.stdin.readline()
+    output.say("more")
+    output.finish({"command": "talk"})
+
+main()
+"""
 NUMBERS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "the terminal went": signal.SIGHUP}
 
 
@@ -104,3 +124,35 @@ def test_leaving_a_question_by_ctrl_c_is_130(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("fastntk.cli.erase._check_ours", lambda folder: "run")
     assert CliRunner().invoke(app, ["erase", str(tmp_path)]).exit_code == 130
     assert os.path.isdir(tmp_path)
+
+
+def test_output_that_nobody_reads_any_more_ends_it_with_a_word(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", TALK, "talk", str(tmp_path / "out")], text=True, **pipes)  # type: ignore[call-overload]
+    assert child.stdout.readline() == "ready\n"
+    child.stdout.close()
+    child.stdin.write("\n")
+    child.stdin.close()
+    errors = child.stderr.read()
+    child.stderr.close()
+    assert child.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert errors.startswith("ended, for nobody reads the output any more, ")
+    assert errors.endswith("out was written\n")
+
+
+def test_closed_streams_are_no_failure(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TALK, "talk", str(tmp_path / "out"), "--as-json"]
+    ran = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&- </dev/null', "sh", *line], check=False)
+    assert ran.returncode == 0
+    assert (tmp_path / "out" / "weights").is_file()
+
+
+def test_a_full_disk_is_told_with_what_was_complete(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-c", TALK, "talk", str(tmp_path / "out"), "--as-json"]
+        ran = subprocess.run(line, check=False, text=True, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1].startswith("Error: the system refuses: No space left on device. Complete all the same: ")
+    assert ran.stderr.endswith("out was written.\n")

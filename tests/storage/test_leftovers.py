@@ -242,3 +242,13 @@ atomic.check_output(Path({str(tmp_path / "page.html")!r}))
     assert len(leftovers(tmp_path / "page.html")) == 1
     write_file(tmp_path / "page.html", b"x")
     assert names(tmp_path) == ["page.html"]
+
+
+def test_a_full_disk_has_a_name(tmp_path: Path) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
+
+    with pytest.raises(OSError, match="No space left") as full, new_folder(tmp_path / "out"):
+        fill()
+    assert full.value.filename == str(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -327,6 +327,9 @@ def _claimed(target: Path) -> Iterator[_Claim]:
     lock = Lock.new(claim.path("lock"))
     try:
         yield claim
+    except OSError as error:
+        error.filename = error.filename or str(target.parent)  # writing to a full disk does not know where
+        raise
     finally:
         if lock is not None:
             lock.release(keep=bool(claim.present))

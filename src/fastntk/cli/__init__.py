@@ -1,7 +1,7 @@
 """The command line: one small file a command, heavy imports inside the commands, every failure a plain sentence.
 
 Exit codes: 0 success, 1 our fault, 2 wrong usage or input, 3 a stated threshold is not met; 128 + n where signal n ended it: 130
-interrupted (Ctrl-C), 143 terminated, 129 the terminal went.
+interrupted (Ctrl-C), 143 terminated, 129 the terminal went, 141 nobody reads the output any more (``| head -1``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ def main() -> None:
 
     # Read once, when torch loads: threads that spin while they wait ruin each other on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # closed by whoever started it (`>&-`)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # where it is not UTF-8, an arrow must not end a command after its work
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fastntk.base.atomic import changes
 from fastntk.base.errors import InputError
 from fastntk.cli.audit import audit
 from fastntk.cli.demo import demo
@@ -22,7 +23,7 @@ from fastntk.cli.plan import plan
 from fastntk.cli.pretrain import pretrain
 from fastntk.cli.report import report
 from fastntk.cli.reproduce import reproduce
-from fastntk.cli.signals import say_interrupted
+from fastntk.cli.signals import say_interrupted, say_unread
 from fastntk.cli.unlearn import unlearn
 
 DEBUG = "FASTNTK_DEBUG"
@@ -40,8 +41,10 @@ class Guarded(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
-        except (typer.Exit, _USAGE, BrokenPipeError):
+        except (typer.Exit, _USAGE):
             raise
+        except BrokenPipeError:
+            raise typer.Exit(say_unread()) from None
         except (KeyboardInterrupt, typer.Abort) as interrupt:
             if debug:
                 traceback.print_exc()
@@ -53,7 +56,8 @@ class Guarded(TyperGroup):
             if error.errno not in _SYSTEM:
                 _unexpected(error, debug=debug)
                 raise typer.Exit(1) from None
-            _fail(f"Error: the system refuses: {error.strerror} ({error.filename}).", debug=debug)
+            where = "" if error.filename is None else f" ({error.filename})"
+            _fail(f"Error: the system refuses: {error.strerror}{where}.{_complete()}", debug=debug)
             raise typer.Exit(2) from None
         except Exception as error:
             _unexpected(error, debug=debug)
@@ -95,6 +99,12 @@ def options(
 
     Start with: fastntk demo --out demo-out
     """
+
+
+def _complete() -> str:
+    """What was written or removed before a failure, as a sentence: the same command again would find it there."""
+    done = changes()
+    return f" Complete all the same: {'; '.join(done[:5])}." if done else ""
 
 
 def _fail(message: str, *, debug: bool) -> None:

@@ -8,7 +8,9 @@ standard error always.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +25,20 @@ from fastntk.base.progress import show_progress
 from fastntk.base.text import printable, printable_json
 
 
+class PlainConsole(Console):
+    """rich's, which ends the command in silence where nobody reads any more (``| head -1``); here that is an error as usual."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the group of commands say what was complete by then."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Output:
     """Where one command talks to; ``as_json`` chooses the form."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False)
+        self.console = PlainConsole(stderr=as_json, highlight=False)
 
     def say(self, text: str = "") -> None:
         """Print a sentence for people; not parsed as markup, for paths may have brackets."""

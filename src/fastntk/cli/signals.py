@@ -7,6 +7,7 @@ next command that writes to the same place.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -48,13 +49,25 @@ def exit_code(interrupt: BaseException) -> int:
 
 def say_interrupted(interrupt: BaseException) -> int:
     """Say on standard error what was written or removed until now; return the exit code."""
+    code = exit_code(interrupt)
+    _say({130: "interrupted", 143: "terminated", 129: "the terminal went"}.get(code, "ended"))
+    return code
+
+
+def say_unread() -> int:
+    """The same where nobody reads standard output any more (``| head -1``): as SIGPIPE would end it, but not in silence."""
+    _say("ended, for nobody reads the output any more")
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would complain again at the end
+    return 128 + int(getattr(signal, "SIGPIPE", 13))
+
+
+def _say(word: str) -> None:
     from fastntk.base.atomic import changes
 
-    code, done = exit_code(interrupt), changes()
-    word = {130: "interrupted", 143: "terminated", 129: "the terminal went"}.get(code, "ended")
+    done = changes()
     what = "nothing was changed" if not done else f"but not before this was complete: {'; '.join(done[:5])}"
     if len(done) > 5:
         what += f" (+{len(done) - 5} more)"
     with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more
         print(f"{word}, {what}", file=sys.stderr, flush=True)
-    return code
