@@ -28,6 +28,7 @@ from fastntk.base.errors import InputError
 from fastntk.cli import erase as erase_module
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import load_run
+from fastntk.storage.traces import trace_scratch
 
 CLASSES = ("ape", "bee", "cat")
 EACH = 5
@@ -289,6 +290,27 @@ def test_what_a_killed_erase_leaves_is_swept_by_the_next(place: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["photos"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_erase_removes_what_a_killed_training_left_of_its_trace(place: Path, there: bool) -> None:
+    if not there:
+        shutil.rmtree(place / "run")
+    claim = _claim(trace_scratch(place / "run"))
+    claim.path("lock").touch()  # which nobody holds
+    (claim.path("tmp") / "trace").mkdir(parents=True)
+    command("erase", place / "run", "--yes")
+    assert sorted(path.name for path in place.iterdir()) == ["photos"]
+
+
+def test_a_link_to_an_erased_picture_is_an_erased_picture(place: Path) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
+    picture = next((place / "photos" / "cat").iterdir())
+    picture.unlink()
+    picture.symlink_to(place / "gone.png")
+    moved = ["--data", place / "photos", "--out", place / "second"]
+    refused = command("unlearn", place / "first", "--classes", "ape", *moved, code=2)  # without --data: on with the trace alone
+    assert f"cat/{picture.name}. If it was moved, say where it is: --data SRC." in refused.stderr
+
+
 def test_erase_asks_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(place)
     assert "Add --yes" in command("erase", place / "run", code=2).stderr
@@ -435,3 +457,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_result_inside_the_folder_of_its_run_is_refused(place: Path) -> None:
     refused = command("unlearn", place / "run", "--classes", "bee", "--out", place / "run" / "results" / "first", code=2)
     assert "`fastntk erase` would remove it with that folder" in " ".join(refused.stderr.split())
+
+
+def test_a_result_in_the_place_of_its_run_is_refused(place: Path) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
+    before = contents(place / "first")
+    refused = command("unlearn", place / "first", "--ids", "cow/*", "--out", place / "first", "--overwrite", code=2)
+    assert "is the run of this request: without it the result could not be audited" in " ".join(refused.stderr.split())
+    assert contents(place / "first") == before

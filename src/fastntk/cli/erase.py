@@ -49,16 +49,18 @@ def erase(
     """
     from fastntk.base.atomic import leftovers, refused, remove_folder, sweep
     from fastntk.storage.keys import check_keys, remove_key
+    from fastntk.storage.traces import trace_scratch
 
     output = Output(as_json=json)
-    swept = sweep(folder)
-    stuck = refused(folder)
+    places = (folder, trace_scratch(folder))  # a training that was killed leaves ids, labels and features beside its run
+    swept = [path for place in places for path in sweep(place)]
+    stuck = [path for place in places for path in refused(place)]
     if stuck:
         raise InputError(
             f"Files of an earlier command are left that the system refuses to remove: {listing(map(str, stuck))}. Remove them "
             "with the rights that it takes, then erase again."
         )
-    in_use = tuple(f"{path}: unfinished work of a command that may be running" for path in leftovers(folder))
+    in_use = tuple(f"{path}: unfinished work of a command that may be running" for place in places for path in leftovers(place))
     if not folder.exists() and swept:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
         output.finish(_record(folder, kind=None, content=[], left=in_use))

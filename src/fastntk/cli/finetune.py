@@ -98,9 +98,9 @@ def finetune(
     from fastntk.base.atomic import check_output, scratch_folder
     from fastntk.base.device import find_device
     from fastntk.base.digest import new_key
-    from fastntk.cli.request import nearest_folder
     from fastntk.storage.replacing import replaceable
     from fastntk.storage.runs import RUN, save_run
+    from fastntk.storage.traces import trace_scratch
     from fastntk.training.fitting import fit
     from fastntk.training.recipe import Recipe
 
@@ -143,7 +143,8 @@ def finetune(
             source=source,
             trace=trace_fact(subset, samples, recipe, unrecorded),
         )
-        with scratch_folder(nearest_folder(out), f"{out.name}-trace") as scratch:
+        unfinished = trace_scratch(out)
+        with scratch_folder(unfinished.parent, unfinished.name) as scratch:
             recorded = None if unrecorded is not None else scratch / "trace"
             run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source, key=key)
             save_run(run, out, overwrite=overwrite, take_trace=recorded is not None)
@@ -153,7 +154,7 @@ def finetune(
         output.say(f"Recorded {byte_size(run.trace.nbytes)}: {run.trace.visits:,} visits in {run.trace.steps:,} steps.")
     if accuracy is not None:
         output.say(f"Fine-tuned in {duration(seconds)}: accuracy {percent(accuracy)} in the last epoch.")
-    output.finish(record, wrote=str(out), then=["fastntk", "plan", str(out), "--classes", "0"])
+    output.finish(record, wrote=str(out), then=["fastntk", "plan", str(out), "--classes", str(int(samples.labels.min()))])
 
 
 def prepare(

@@ -23,13 +23,14 @@ SPLITS = ("train", "test", "holdout", "val", "valid", "validation", "dev")
 def open_folder(path: Path, split: str | None, *, emptied: bool = False) -> Catalog:
     """Return the images below ``path``, or below its sub-folder named ``split``; nothing is decoded yet.
 
-    ``emptied``: class folders without images are passed over (somebody erased them) and not refused.
+    ``emptied``: class folders without images, and links to images that are gone, are passed over (somebody erased them) and not
+    refused.
     """
     root = _root(path, split)
     classes = _subfolders(root)
     if not classes:
         raise InputError(f"{root} has no sub-folders; an image folder holds one sub-folder a class")
-    files = {name: _files(root, name) for name in classes}
+    files = {name: _files(root, name, emptied=emptied) for name in classes}
     empty = [name for name, images in files.items() if not images]
     if empty and not emptied:
         raise InputError(
@@ -65,7 +66,7 @@ def _subfolders(path: Path) -> tuple[str, ...]:
     return tuple(sorted(item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith(".")))
 
 
-def _files(root: Path, name: str) -> list[str]:
+def _files(root: Path, name: str, *, emptied: bool) -> list[str]:
     """Return the images of one class, at any depth, as sorted paths relative to ``root``."""
     paths, seen = [], set()
     for folder, inner, names in os.walk(root / name, followlinks=True):
@@ -78,5 +79,7 @@ def _files(root: Path, name: str) -> list[str]:
         inner[:] = sorted(shown, key=lambda each: (Path(folder, each).is_symlink(), each))  # a folder keeps its own name in ids
         for file in names:
             if file.lower().endswith(ENDINGS) and not file.startswith("."):
-                paths.append((Path(folder) / file).relative_to(root).as_posix())
+                path = Path(folder) / file
+                if not emptied or path.exists():
+                    paths.append(path.relative_to(root).as_posix())
     return sorted(paths)

@@ -26,6 +26,8 @@ from fastntk.storage.keys import SUFFIX
 from fastntk.storage.schema import Source, source_of
 from fastntk.training.run import Run
 
+_MOVED = "If it was moved, say where it is: --data SRC."
+
 
 class DataGoneError(InputError):
     """The source, or some of the samples in it, is not there any more, or was never named."""
@@ -98,12 +100,15 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
     spec, chosen = card_from_dict(card).input, _chosen(source)
     hide = hiding_key(source, key)
     if ids is None and not source.get("without"):
-        samples = load_source(source["data"], spec=spec, hide=hide, **chosen)
+        try:
+            samples = load_source(source["data"], spec=spec, hide=hide, **chosen)
+        except InputError as error:
+            raise InputError(f"The data of this run cannot be read: {_sentence(error)} {_MOVED}") from error
     else:
         try:
             catalog = hiding(open_source(source["data"], emptied=True), hide)
         except InputError as error:
-            raise DataGoneError(f"The data of this run cannot be opened: {error}.") from error
+            raise DataGoneError(f"The data of this run cannot be opened: {_sentence(error)} {_MOVED}") from error
         if data["classes"] is None:
             raise InputError("This run does not name its classes, so its samples cannot be found in the source again.")
         wanted = _not_forgotten(catalog, source, data, key) if ids is None else ids
@@ -111,12 +116,16 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
         if lacking:
             raise DataGoneError(
                 f"{len(lacking):,} of the {len(wanted):,} samples of this run are not in {source['data']}: "
-                f"{listing(lacking, most=3)}."
+                f"{listing(lacking, most=3)}. {_MOVED}"
             )
         samples = read_selection(catalog, part, spec)
     samples = fitted(samples, data)
     check_data(manifest, samples, key=key)
     return samples
+
+
+def _sentence(error: InputError) -> str:
+    return f"{str(error).rstrip('.')}."
 
 
 def _chosen(source: Source) -> dict[str, Any]:

@@ -18,6 +18,14 @@ from fastntk.training.trace import Trace
 from fastntk.training.trace_folder import HEADER, read_trace, write_trace
 
 TRACE = "trace"
+
+
+def trace_scratch(folder: Path) -> Path:
+    """What a trace is called while the run for a folder is trained: a sibling of it, or of its first parent to be made."""
+    parent = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    return parent / f"{folder.name}-trace"
+
+
 _ADVICE = (
     "Copy the folder again from where it is whole; or fine-tune again. Its weights alone can be had by Python: "
     "fastntk.load_run(folder, trace=False)."
