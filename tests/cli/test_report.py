@@ -106,7 +106,29 @@ def test_overwriting_has_to_be_asked_for(place: Path) -> None:
     refused = command("report", "result")
     assert refused.exit_code == 2
     assert "exists already" in refused.stderr
+    assert "--overwrite" in refused.stderr
     assert command("report", "result", "--overwrite").exit_code == 0
+
+
+def test_every_next_command_can_be_given(place: Path, finished: Path) -> None:
+    def following(*arguments: object) -> list[str]:
+        outcome = command(*arguments)
+        assert outcome.exit_code == 0, outcome.output
+        (line,) = [line for line in outcome.stdout.splitlines() if line.startswith("Next: fastntk ")]
+        return line.split()[2:]
+
+    def page() -> None:
+        assert command("report", "result").exit_code == 0
+
+    assert following("info", "result") == ["report", "result"]
+    page()
+    plan = following("info", "result")  # class 0 is gone
+    assert plan == ["plan", "result", "--classes", "1"]
+    assert command(*plan, "--method", "retrain").exit_code == 0
+    quick = ["--holdout", finished / "unseen.npz", "--relearn-cap", "0", "--no-probes"]
+    again = following("audit", "run", "result", *quick, "--overwrite")
+    assert again == ["report", "result", "--overwrite"]
+    assert command(*again).exit_code == 0
 
 
 def test_thumbnails_show_the_forgotten_pictures_and_no_others(place: Path) -> None:
@@ -181,13 +203,13 @@ WRONG = [
     ("report", None, "RESULT"),
     ("report nowhere", None, "nowhere is not there"),
     ("report unaudited", None, "fastntk audit RUN unaudited --holdout SRC"),
-    ("report run", None, "has no audit.json"),
     ("report result", _newer, "has schema 'fastntk-audit/2'"),
     ("report result", _truncated, "cannot be read as an audit record"),
     ("report result", _per_cent, "accuracy.forget.full: expected a fraction from 0 to 1, found 97.0"),
     ("report result", _of_another, "is about another result"),
     ("report result", _no_weights, "tuned.safetensors is missing"),
     ("report result/manifest.json", None, "no audit record"),
+    ("report run", None, "run holds a 'run'; expected 'result'"),
     ("report result --out result", None, "exists already"),
     ("report result --out result --overwrite", None, "not replaced"),
     ("report result --out result/audit.json/page.html", None, "is not a folder"),

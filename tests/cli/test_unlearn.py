@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,7 +146,8 @@ def test_overwriting_replaces_results_and_never_runs(run_folder: Path, tmp_path:
     arguments = ["unlearn", run_folder, "--classes", "1", "--method", "full"]
     for _ in range(2):
         assert command(*arguments, "--out", tmp_path / "r", "--overwrite").exit_code == 0
-    refused = command(*arguments, "--out", run_folder, "--overwrite")
+    shutil.copytree(run_folder, tmp_path / "other")
+    refused = command(*arguments, "--out", tmp_path / "other", "--overwrite")
     assert refused.exit_code == 2
     assert "not replaced" in refused.stderr
 
@@ -170,6 +172,12 @@ def test_plan_compares_routes_with_retrain_and_writes_nothing(run_folder: Path, 
     record = json.loads(command("plan", run_folder, "--ids", "0", "--json").stdout)
     assert record["sizes"]["retain"] == 11
     assert record["retrain_seconds"] > 0
+
+
+def test_the_command_of_a_plan_keeps_the_device(run_folder: Path) -> None:
+    planned = command("plan", run_folder, "--classes", "0", "--method", "fast-ntk", "--device", "cpu")
+    assert planned.exit_code == 0, planned.output
+    assert "--device cpu" in planned.stdout.splitlines()[-1]  # also where it is retrain, the cheaper one
 
 
 def test_data_may_have_moved_but_not_changed(run_folder: Path, tmp_path: Path) -> None:

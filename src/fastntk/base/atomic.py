@@ -99,7 +99,8 @@ def _check_replaced(target: Path, *, overwrite: bool, replaceable: Replaceable |
     if not os.path.lexists(target):
         return ()
     if not overwrite:
-        raise InputError(f"{target} exists already: choose another output or move it away first.")
+        replacing = "" if replaceable is None else " --overwrite (overwrite=True) replaces an output of the same kind."
+        raise InputError(f"{target} exists already: choose another output or move it away first.{replacing}")
     try:
         if target.is_symlink():
             raise InputError("it is a link")
@@ -158,7 +159,7 @@ def new_file(
     """
     target = _absolute(target)
     sweep(target)
-    check_output(target, overwrite=overwrite, replaceable=replaceable or _any_file)
+    check_output(target, overwrite=overwrite, replaceable=replaceable or (_any_file if overwrite else None))
     with _parents(target), _claimed(target) as claim:
         work = claim.path("tmp")
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.errors import InputError, listing
-from fastntk.base.marks import AUDIT, check_audit
+from fastntk.base.marks import AUDIT, REPORT, check_audit
 from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
@@ -139,7 +139,8 @@ def audit(
         typed = parse_record(record)
         write_file(target, text.encode(), overwrite=overwrite, replaceable=check_audit)
     _tell(output, typed)
-    output.finish(record, wrote=str(target), then=["fastntk", "report", str(result)] if out is None else None)
+    page = ["fastntk", "report", str(result), *(["--overwrite"] if (result / REPORT).exists() else [])]
+    output.finish(record, wrote=str(target), then=page if out is None else None)
     open_question = typed.verdict.level == "cannot be told" and accept_outside is None
     if open_question or not all(item.passed for item in typed.requirements):
         raise typer.Exit(3)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.text import byte_size, percent
+from fastntk.base.marks import REPORT
+from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
 
@@ -52,14 +53,16 @@ def info(folder: Folder, json: Json = False) -> None:
 
 
 def _next(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """The next sensible command: for a run a plan, for a result its evidence."""
+    """The next sensible command: for a run a plan, for a result its evidence, then a further request."""
     from fastntk.report.record import AUDIT
 
-    planned = ["fastntk", "plan", str(folder), "--classes", "0"]
+    counts = manifest["data"].get("per_class") or [1]
+    present = next(label for label, count in enumerate(counts) if count)  # earlier requests may have forgotten class 0
+    planned = ["fastntk", "plan", str(folder), "--classes", str(present)]
     if manifest["kind"] == "run":
         return planned
     if (folder / AUDIT).is_file():
-        return ["fastntk", "report", str(folder)]
+        return planned if (folder / REPORT).exists() else ["fastntk", "report", str(folder)]
     if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
         return planned
     data = ["--data", "SRC"] if manifest["source"] is None else []
@@ -135,7 +138,7 @@ def _result_facts(extra: ResultExtra) -> dict[str, object]:
     request, details = extra["request"], extra["details"]
     return {
         "forgotten": f"{request['forget']:,} samples (keyed digests of their ids only)",
-        "method": f"{extra['method']}, {extra['seconds']:.1f} s",
+        "method": f"{extra['method']}, {duration(extra['seconds'])}",
         "made from": f"data {_start(extra['origin']['data'])}, tuned weights {extra['origin']['tuned'][:16]}…",
         "validity": details["validity"]["verdict"] if "validity" in details else "not applicable",
         "other weights": details.get("outside_subset", {}).get("message", "unknown"),

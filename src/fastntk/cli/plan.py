@@ -130,11 +130,11 @@ def plan(
         ("--data", data),
         ("--accept-outside", accept_outside),
         ("--method", name),
+        ("--device", None if device == "auto" else device),
     ]
     if not cheaper:
         given += [
             ("--loss-with", loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None)),
-            ("--device", None if device == "auto" else device),
             ("--rows", rows),
             ("--memory-budget", memory_budget),
             ("--disk-budget", disk_budget),

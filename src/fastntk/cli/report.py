@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastntk.base.errors import InputError
-from fastntk.base.marks import REPORT, check_report
+from fastntk.base.marks import AUDIT, REPORT, check_report
 from fastntk.cli.options import Json, Overwrite
 from fastntk.cli.output import Output, progress
 from fastntk.cli.request import DataOverride, open_run
@@ -60,6 +60,11 @@ def report(
         raise InputError(f"--thumbnails needs the result's folder, which says which samples went; {result} is not one.")
     if thumbnails != (run is not None) or (data is not None and not thumbnails):
         raise InputError("--thumbnails needs --run RUN to find the pictures; --run and --data are for --thumbnails only.")
+    if result.is_dir() and not (result / AUDIT).exists():
+        from fastntk.storage.manifest import read_manifest
+        from fastntk.storage.runs import RESULT
+
+        read_manifest(result, kinds=(RESULT,))  # a run, or a folder of somebody else, needs no audit but another name
     content = read_content(result)
     record = check_record(content)
     page = out or (result / REPORT if result.is_dir() else result.with_suffix(".html"))

@@ -128,14 +128,8 @@ def unlearn(
 
     output = Output(as_json=json)
     requested = check_request(classes, ids, ids_file, person, persons_file)
-    if run.resolve() in out.resolve().parents:
-        raise InputError(f"{out} is inside {run}: `fastntk erase` would remove it with that folder. Choose one beside it.")
-    if overwrite and out.exists():  # torch is loaded only where the folder has to be read
-        from fastntk.storage.replacing import replaceable
-
-        output.replacing(out, check_output(out, overwrite=True, replaceable=replaceable("result")))
-    else:
-        check_output(out)
+    _check_beside(run, out)
+    output.replacing(out, check_output(out, overwrite=overwrite, replaceable=_going))
 
     from fastntk.data.request import parse_classes
     from fastntk.storage.results import load_result, save_result
@@ -185,6 +179,24 @@ def unlearn(
     output.finish(record, wrote=str(out), then=then)
     if not trusted or open_question:
         raise typer.Exit(3)
+
+
+def _check_beside(run: Path, out: Path) -> None:
+    """Refuse an output that would go with its run, or take the run's place: nothing could be compared with it any more."""
+    if run.resolve() in out.resolve().parents:
+        raise InputError(f"{out} is inside {run}: `fastntk erase` would remove it with that folder. Choose one beside it.")
+    if run.resolve() == out.resolve():
+        raise InputError(
+            f"--out {out} is the run of this request: without it the result could not be audited. Choose one beside it, and "
+            "`fastntk erase` the run when the result is served."
+        )
+
+
+def _going(out: Path) -> tuple[str, ...]:
+    """What goes with a result that is replaced; torch is loaded only where a folder has to be read."""
+    from fastntk.storage.replacing import replaceable
+
+    return replaceable("result")(out)
 
 
 def check_not_empty(job: Job) -> None:
