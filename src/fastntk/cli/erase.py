@@ -130,7 +130,6 @@ def _files(entry: Path) -> Iterator[Path]:
 def _check_ours(folder: Path) -> str:
     """Refuse what is not a run or a result of ours; return which it is. A damaged one may be erased."""
     from fastntk.base.atomic import is_temporary
-    from fastntk.base.errors import InputError
     from fastntk.base.schema import read_json
     from fastntk.storage.manifest import MANIFEST, is_bundle
 
@@ -149,8 +148,6 @@ def _instead(folder: Path) -> str:
 
 def _confirm(folder: Path) -> None:
     """Ask; refuse where nobody can answer."""
-    from fastntk.base.errors import InputError
-
     if not sys.stdin.isatty():
         raise InputError("Nothing was removed: nobody is there to confirm it. Add --yes where that is intended.")
     if not typer.confirm(printable(f"Remove {folder} for good?"), err=True):

@@ -171,7 +171,7 @@ def open_run(folder: Path, data: str | None, *, device: str = "cpu", loss_with: 
 
 
 def open_with_trace(
-    folder: Path, data: str | None, *, images: bool, device: str = "cpu", loss_with: str | None = None
+    folder: Path, data: str | None, *, images: bool, device: str, loss_with: str | None
 ) -> tuple[Run, str | None]:
     """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
 
@@ -182,16 +182,14 @@ def open_with_trace(
     if not images and data is not None:
         raise InputError("--no-images and --data contradict each other: give --data to have the images read, or --no-images.")
     run, manifest = _verified(folder, device, loss_with)
-    if run.trace is None:
-        if not images:
-            raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
-        return dataclasses.replace(run, samples=_samples(run, manifest, data)), None
     if not images:
+        if run.trace is None:
+            raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
         return run, "The images are left out, as asked (--no-images)."
     try:
         return dataclasses.replace(run, samples=_samples(run, manifest, data)), None
     except DataGoneError as error:
-        if data is not None:
+        if data is not None or run.trace is None:
             raise
         return run, str(error)
 
