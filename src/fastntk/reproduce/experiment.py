@@ -140,10 +140,8 @@ class Experiment:
     def retrained(self, request: Request, seed: int) -> Trained:
         """Retrained without the forget set: read, or trained and kept."""
         split = self.split(request)
-        keep = torch.ones(len(self.samples), dtype=torch.bool)
-        keep[split.forget] = False
         identity = json_digest([self.identity, self.samples.subset(split.forget).ids_digest()])
-        return self._read_or_train(retrain_file(request, seed), identity=identity, keep=keep, seed=seed)
+        return self._read_or_train(retrain_file(request, seed), identity=identity, keep=split.keep, seed=seed)
 
     def train(self, seed: int, keep: Tensor | None, *, trace: Path | None = None, epochs: int | None = None) -> Trained:
         """Train from the anchor, on the kept samples; on all of them the path may be recorded into ``trace``, a new folder.

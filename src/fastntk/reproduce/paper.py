@@ -13,8 +13,6 @@ from importlib import resources
 from typing import Any
 
 TABLES = ("table1", "table2", "table3", "table4")
-METRICS = ("accuracy_retain", "accuracy_forget", "accuracy_holdout", "relearn_epochs")
-PROBES = ("probe_accuracy_retain", "probe_accuracy_forget")
 TITLES = {
     "mobilenetv2": "MobileNetV2",
     "resnet110": "ResNet-110",

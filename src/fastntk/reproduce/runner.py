@@ -87,7 +87,7 @@ def _missing_records(setting: Setting, folder: Path, *, keep_stale: bool) -> Ite
                 target = folder / request.name / f"{row.slug}-seed{seed}.json"
                 if seed not in setting.seeds_of(row):
                     continue
-                asked = partial(_digest_by_version, setting, request, row, seed)
+                asked = partial(record_digest, setting, request, row, seed)
                 reason = reason_to_run(target, asked, code_of(row.method), keep_stale=keep_stale)
                 if reason is None:
                     continue
@@ -97,11 +97,7 @@ def _missing_records(setting: Setting, folder: Path, *, keep_stale: bool) -> Ite
                 yield Step(setting, "record", seed, target, seconds, request, row, reason)
 
 
-def _digest_by_version(setting: Setting, request: Request, row: MethodRow, seed: int, version: str) -> str:
-    return record_digest(setting, request, row, seed, version=version)
-
-
-def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int, *, version: str = __version__) -> str:
+def record_digest(setting: Setting, request: Request, row: MethodRow, seed: int, version: str = __version__) -> str:
     """What is asked of one record: the configuration, the request, the method with its options, the seed; and the version."""
     request_key = [request.kind, request.value, request.draw_seed]
     return json_digest([SCHEMA, version, setting.digest, request_key, row.method, dict(row.options), seed])

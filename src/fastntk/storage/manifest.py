@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.atomic import Replaceable, is_temporary, leftovers, new_folder, recover
+from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError, listing
 from fastntk.base.schema import read_json
 from fastntk.base.version import __version__
@@ -188,8 +189,7 @@ def _verified_bytes(path: Path, expected: Mapping[str, Any]) -> bytes:
 
 def seal(manifest: Mapping[str, Any]) -> str:
     """The digest of a manifest without its seal."""
-    rest = {name: value for name, value in manifest.items() if name != SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return json_digest({name: value for name, value in manifest.items() if name != SEAL})
 
 
 def _plain(tensor: Tensor) -> Tensor:

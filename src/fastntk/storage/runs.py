@@ -180,7 +180,7 @@ def _content(run: Run, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         "subset": list(run.subset.names),
         "tuned": run.subset.numel,
         "ratio": run.subset.ratio,
-        "prompts": _prompts(run.model),
+        "prompts": _prompts(run.model.state_dict()),
         "adapters": adapter_facts(run.model),
         "recipe": None if run.recipe is None else run.recipe.to_dict(),
         "bn_stats": "unknown" if run.recipe is None else run.recipe.bn_stats,
@@ -198,9 +198,10 @@ def _config(model: nn.Module) -> dict[str, Any] | None:
     return dict(json.loads(to_json(use_diff=False))) if callable(to_json) else None
 
 
-def _prompts(model: nn.Module) -> dict[str, int] | None:
-    keys = [value for name, value in model.named_parameters() if name.endswith(f"{PROMPT_NAME}.key")]
-    return {"length": 2 * keys[0].shape[0], "blocks": len(keys)} if keys else None
+def _prompts(state: Mapping[str, Tensor]) -> dict[str, int] | None:
+    """The prompts in a model's state; None where it has none."""
+    keys = [value for name, value in state.items() if name.endswith(f"{PROMPT_NAME}.key")]
+    return {"length": 2 * len(keys[0]), "blocks": len(keys)} if keys and keys[0].ndim else None
 
 
 def _rebuild(stored: Mapping[str, Any], folder: Path, state: Mapping[str, Tensor]) -> nn.Module:
@@ -261,10 +262,9 @@ def _stored_state(bundle: Bundle) -> dict[str, Tensor]:
 def _fit_architecture(model: nn.Module, state: Mapping[str, Tensor], *, manifest: Mapping[str, Any], folder: Path) -> None:
     """Attach the prompts that were saved, and refuse a model whose state has other names or shapes."""
     prompts = manifest["prompts"]
-    keys = [value for name, value in state.items() if name.endswith(f"{PROMPT_NAME}.key")]
-    if prompts != ({"length": 2 * len(keys[0]), "blocks": len(keys)} if keys and keys[0].ndim else None):
+    if prompts != _prompts(state):
         raise InputError(f"{folder}: the prompts of its manifest ({prompts}) are not those of its files.")
-    if prompts is not None and _prompts(model) is None:
+    if prompts is not None and _prompts(model.state_dict()) is None:
         # First without them: a model that does not fit should not come back with prompts in it.
         without = {name: value for name, value in state.items() if f".{PROMPT_NAME}." not in f".{name}"}
         _check_names(model, without, folder=folder)
