@@ -1,7 +1,7 @@
 """Where weights come from: files, the package itself, and a few public addresses.
 
-``find_weights`` turns the ``weights`` option of a CIFAR network into a local file, ``read_weights`` a file into named
-tensors. Only checkpoints that fit our architectures are registered. That excludes the CIFAR-100 ResNets of
+``KNOWN`` has the weights that CIFAR networks can be given by name, ``weights_file`` finds a file, ``read_weights`` turns it into
+named tensors. Only checkpoints that fit our architectures are registered. That excludes the CIFAR-100 ResNets of
 chenyaofo/pytorch-cifar-models (their shortcuts are 1×1 convolutions): make such weights with ``fastntk pretrain``.
 
 The embedded ResNet-20 keeps convolutions and the head in half precision, the rest in single. On the 2 000 test images

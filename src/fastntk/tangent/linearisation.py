@@ -33,7 +33,6 @@ from fastntk.training.run import Run
 Point = Literal["trained", "anchor", "midpoint"]
 RowsAt = Literal["auto", "memory", "disk", "stream"]
 Place = Literal["memory", "disk", "stream"]
-"""Name of the folders that rows on disk are in while nobody gave one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,6 +50,7 @@ from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
 
 FORMAT = 2
 SCRATCH = "fastntk-rows"
+"""Name of the folders that rows are in while nobody gave one."""
 STATE, BODY, FEATURES = "state.json", "body.bin", "features.bin"
 SECONDS_BETWEEN_STATES = 5.0
 """A kill loses at most this much work (or one chunk); flushing after every chunk would wait for the disk."""

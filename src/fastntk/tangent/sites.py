@@ -129,7 +129,7 @@ class SiteMode(TorchFunctionMode):
         return made
 
     def _head_call(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # A name in `met` twice would mean two uses of the head: its closed form then does not hold.
+        # Used twice, the head has no closed form.
         if self.features is not None:
             self.head_output = None
             return F.linear(x, weight, bias)

@@ -160,7 +160,7 @@ def _filled(layer: nn.Linear) -> Iterator[None]:
 
 
 def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: int | None = None) -> dict[str, Any]:
-    """What a trace of this fine-tuning would take: see :func:`fastntk.training.trace.describe`."""
+    """What a trace of this fine-tuning would take: see :func:`fastntk.training.trace_writer.describe`."""
     name, head = find_head(subset.model)
     prefix = f"{name}." if name else ""
     head_numbers = sum(subset.parameters[each].numel() for each in (f"{prefix}weight", f"{prefix}bias") if each in subset.names)

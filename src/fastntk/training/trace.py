@@ -5,7 +5,8 @@
     per epoch               the tuned parameters w before its first step, and at the end
 
 The head's own path is not stored: it follows from the features. What a sample was called and labelled is in it, so that a request
-can be met without the images. In memory or in a folder; how a folder is sealed and read again is :mod:`fastntk.storage.traces`.
+can be met without the images. In memory or in a folder; how a folder is sealed and read again:
+:mod:`fastntk.training.trace_folder`.
 """
 
 from __future__ import annotations
