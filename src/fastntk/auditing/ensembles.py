@@ -302,7 +302,7 @@ class _Real:
     def _retrained(self, seed: int) -> Tensor:
         work = working_copy(self.run)
         subset = self.run.subset.on(work)
-        keep = _keep(self.run, self.result)
+        keep = self.result.split.keep
         retrain_in_place(work, subset, self.run.anchor, self.run.data, keep, self.recipe, seed=seed)
         return subset.get()
 
@@ -318,7 +318,7 @@ class _Tangent:
         path, anchor, own = self._prepared()
         recipe = dataclasses.replace(self.recipe, seed=seed)
         theta, labels = self.run.subset.get().cpu(), self.run.data.labels
-        keep, walked = _keep(self.run, self.result), self.run.walked
+        keep, walked = self.result.split.keep, self.run.walked
         full, _ = replay(path, anchor, labels, recipe, description="replay of all", walked=walked)
         retained, _ = replay(path, anchor, labels, recipe, keep=keep, description="replay without", walked=walked)
         return {"full": theta + full - own, "retrain": theta + retained - own}
@@ -335,9 +335,3 @@ class _Tangent:
             chosen = choose_path(lin, self.run.data.labels, self.recipe, walked=self.run.walked)
             self._own = (chosen.model, lin.anchor, chosen.end)
         return self._own
-
-
-def _keep(run: Run, result: Unlearned) -> Tensor:
-    mask = torch.ones(len(run.data), dtype=torch.bool)
-    mask[result.split.forget] = False
-    return mask

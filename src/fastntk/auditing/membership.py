@@ -58,11 +58,6 @@ def attack_features(logits: Tensor, labels: Tensor) -> Array:
     return torch.stack(columns, dim=1).cpu().numpy()
 
 
-def population_attack(members: Array, others: Array, *, seed: int = 0) -> PopulationAttack:
-    """The attack on one model, by features (m, 4) of forgotten and (k, 4) of unseen samples."""
-    return population_attacks({"model": (members, others)}, seed=seed)["model"]
-
-
 def population_attacks(
     features: Mapping[str, tuple[Array, Array]], *, reference: str | None = None, seed: int = 0
 ) -> dict[str, PopulationAttack]:

@@ -1,23 +1,21 @@
-"""Ranking figures of an attack: scores of members and non-members in, area, curve and their noise out.
+"""Ranking figures of an attack: scores of members and non-members in, area and curve out.
 
     AUC  = P(score of a member > score of a non-member) + ½ P(equal)        ½ where ranking does not tell them apart
     TPR at an FPR = the largest share of members above a threshold that at most that share of non-members is above
-    SE   = √[(A(1−A) + (m−1)(Q1−A²) + (k−1)(Q2−A²)) / mk]     Q1 = A/(2−A), Q2 = 2A²/(1+A)      (Hanley and McNeil)
 
-for m members and k non-members. Below 1/k no false-positive rate but 0 can be told apart: with k < 100 the rate at 1 % is the
-rate at no false positive.
+Of k non-members no false-positive rate below 1/k but 0 can be told apart: with k < 100 the rate at 1 % is the rate at no false
+positive.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastntk.auditing.record_figures import Attack, Roc
+from fastntk.auditing.record_figures import Roc
 from fastntk.base.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -61,33 +59,12 @@ def tpr_at(members: Any, others: Any, *, fpr: float = FPR) -> float:
     return float(true[false <= fpr + 1e-12].max())
 
 
-def standard_error(area: float, *, members: int, others: int) -> float:
-    """Hanley and McNeil's standard error of an area, for independent samples."""
-    if members < 1 or others < 1 or not 0 <= area <= 1:
-        raise InputError(f"An area lies in 0…1 and needs members and others; got {area}, {members}, {others}.")
-    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = area * (1 - area) + (members - 1) * (q1 - area**2) + (others - 1) * (q2 - area**2)
-    return math.sqrt(max(variance, 0.0) / (members * others))
-
-
 def on_grid(members: Any, others: Any) -> Roc:
     """The curve at evenly spaced false-positive rates, for plots: the best rate reached at or before each."""
     false, true = curve(members, others)
     grid = np.linspace(0, 1, GRID)
     reached = np.maximum.accumulate(true)[np.searchsorted(false, grid + 1e-12, side="right") - 1]
     return Roc(fpr=rounded(grid), tpr=rounded(reached))
-
-
-def summary(members: Any, others: Any) -> Attack:
-    """Area, its standard error, the rate at 1 % and the curve."""
-    high, low = _scores(members, others)
-    area = auc(high, low)
-    return Attack(
-        auc=area,
-        auc_standard_error=standard_error(area, members=len(high), others=len(low)),
-        tpr_at_1pct_fpr=tpr_at(high, low),
-        roc=on_grid(high, low),
-    )
 
 
 def rounded(values: Array | Sequence[float]) -> tuple[float, ...]:
