@@ -30,7 +30,7 @@ from fastntk.training.trace import Trace
 from fastntk.unlearning.method import trace_of
 from fastntk.unlearning.path_replay.checking import MISS, missing_text, replay_miss
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
-from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, survey
+from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, size_at, survey
 from fastntk.unlearning.path_replay.judging import Watched, predicted
 from fastntk.unlearning.path_replay.motion import RowMotion
 from fastntk.unlearning.path_replay.network import network_of
@@ -225,8 +225,7 @@ def _size(run: Run, depth: Depth) -> DepthSize:
     chosen = parsed(depth)
     if chosen == "auto":
         raise InputError("removals needs one depth for all groups: head, a number of blocks or all; 'auto' is for one request.")
-    sizes = survey(run, {"depth": chosen})
-    return sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
+    return size_at(survey(run, {"depth": chosen}), chosen)
 
 
 def _motion(run: Run, trace: Trace, depth: int, columns: Columns, epochs: Sequence[int], allowed: int) -> RowMotion:

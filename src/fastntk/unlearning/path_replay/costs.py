@@ -9,7 +9,7 @@ from typing import Any
 from fastntk.linalg.choose import CHUNK_BYTES
 from fastntk.planning import Problem, Route
 from fastntk.planning.problem import Rows, without_trace
-from fastntk.unlearning.path_replay.depths import DepthSize, parsed, rungs
+from fastntk.unlearning.path_replay.depths import DepthSize, parsed, rungs, size_at
 from fastntk.unlearning.path_replay.options import exact_epochs, path_epochs, share
 from fastntk.unlearning.path_replay.rewriting import IN_MEMORY
 
@@ -41,7 +41,7 @@ def cost(problem: Problem) -> list[Route]:
             *auto,
             *(route for size in sizes for route in _routes(problem, [size], epochs, points, _name(size, sizes))),
         ]
-    size = sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
+    size = size_at(sizes, chosen)
     return _routes(problem, [size], epochs, points, _name(size, sizes))
 
 

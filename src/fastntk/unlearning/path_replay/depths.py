@@ -43,6 +43,11 @@ def parsed(depth: Depth) -> Depth:
     return depth
 
 
+def size_at(sizes: Sequence[DepthSize], depth: Depth) -> DepthSize:
+    """That of a depth as :func:`parsed` gives it, of those that :func:`survey` found; ``auto`` has none."""
+    return sizes[-1] if depth == "all" else sizes[0 if depth == "head" else int(depth)]
+
+
 def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
     """Every depth there is, from the head on; only the head where no more is asked for or possible.
 

@@ -15,7 +15,7 @@ from fastntk.training.measured_step import unexplained
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.path_replay.checking import checked
 from fastntk.unlearning.path_replay.costs import cost
-from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, survey
+from fastntk.unlearning.path_replay.depths import Depth, DepthSize, only_head, parsed, size_at, survey
 from fastntk.unlearning.path_replay.judging import change, rounded, watched, within
 from fastntk.unlearning.path_replay.options import exact_epochs, path_epochs, share
 from fastntk.unlearning.path_replay.walking import Walk, Walker
@@ -56,8 +56,7 @@ def path_replay(
     if chosen == "auto":
         walked, climb = _climb(walker, sizes, share(budget), epochs, points, by_network)
     else:
-        size = sizes[-1] if chosen == "all" else sizes[0 if chosen == "head" else int(chosen)]
-        walked, climb = walker.walk(size, epochs, points, by_network), None
+        walked, climb = walker.walk(size_at(sizes, chosen), epochs, points, by_network), None
     return _outcome(walker, walked, sizes, epochs, climb, validate=validate)
 
 

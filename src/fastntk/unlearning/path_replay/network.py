@@ -117,30 +117,26 @@ class PathNetwork:
         self, depth: int, epochs: Sequence[int], *, place: str, scratch: str | Path | None, chunk: int | None
     ) -> tuple[list[Checkpoint], float]:
         """Rows at the starts of these epochs (or the end), and the seconds they took, now or before."""
-        with self.engine.lock:
-            return self._all_rows(depth, epochs, place=place, scratch=scratch, chunk=chunk)
-
-    def _all_rows(
-        self, depth: int, epochs: Sequence[int], *, place: str, scratch: str | Path | None, chunk: int | None
-    ) -> tuple[list[Checkpoint], float]:
-        columns = columns_of(self.run, self.trace, self.names(depth))
         points, seconds = [], 0.0
-        for epoch in epochs:
-            deeper = [known for known in self._kept if known[1] == epoch and known[0] >= depth]
-            if not deeper:
-                started = time.perf_counter()
-                self._kept[depth, epoch] = self._rows(depth, epoch, place=place, scratch=scratch, chunk=chunk)
-                self.seconds[f"rows, depth {depth}, epoch {epoch}"] = time.perf_counter() - started
-                deeper = [(depth, epoch)]
-            known = min(deeper)
-            seconds += self.seconds[f"rows, depth {known[0]}, epoch {epoch}"]
-            points.append(self._cut(self._kept[known], known[0], depth))
-        assert all(point.of(torch.arange(1)).shape[2] == len(columns.body) for point in points)
+        with self.engine.lock:
+            for epoch in epochs:
+                if not self._depths_kept(epoch, depth):
+                    started = time.perf_counter()
+                    self._kept[depth, epoch] = self._rows(depth, epoch, place=place, scratch=scratch, chunk=chunk)
+                    self.seconds[f"rows, depth {depth}, epoch {epoch}"] = time.perf_counter() - started
+                known = min(self._depths_kept(epoch, depth))
+                seconds += self.seconds[f"rows, depth {known}, epoch {epoch}"]
+                points.append(self._cut(self._kept[known, epoch], known, depth))
+        assert all(point.of(torch.arange(1)).shape[2] == self.numbers(depth) for point in points)
         return points, seconds
 
     def has_rows(self, depth: int, epochs: Sequence[int]) -> bool:
         """Whether all of them are here already."""
-        return all(any(known[1] == epoch and known[0] >= depth for known in self._kept) for epoch in epochs)
+        return all(self._depths_kept(epoch, depth) for epoch in epochs)
+
+    def _depths_kept(self, epoch: int, least: int) -> list[int]:
+        """Depths, from ``least`` on, that have rows at this epoch."""
+        return [depth for depth, known in self._kept if known == epoch and depth >= least]
 
     def _cut(self, point: Checkpoint, have: int, want: int) -> Checkpoint:
         if have == want:
