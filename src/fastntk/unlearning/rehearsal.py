@@ -38,6 +38,7 @@ from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
 from fastntk.unlearning.api import unlearn
 from fastntk.unlearning.reuse import share_between_trials
+from fastntk.unlearning.update import total_variation
 
 
 @dataclass(eq=False)
@@ -197,11 +198,6 @@ def stratified(labels: Tensor, positions: Tensor, share: float, draws: torch.Gen
         count = min(max(1, round(share * len(members))), len(members) - 1)
         drawn.append(members[torch.randperm(len(members), generator=draws)[:count]])
     return torch.cat(drawn).sort().values
-
-
-def total_variation(first: Tensor, second: Tensor) -> float:
-    """Mean over samples of half the L1 distance of class probabilities (n, C), in [0, 1]."""
-    return float(0.5 * (first - second).abs().sum(1).mean())
 
 
 def _accuracy(probabilities: Tensor, labels: Tensor) -> float:

@@ -176,3 +176,8 @@ def prediction_error(actual: Tensor, before: Tensor, predicted: Tensor) -> float
     change = (centre(predicted) - centre(before)).norm()
     miss = (centre(actual) - centre(predicted)).norm()
     return 0.0 if miss == 0 else float(miss / change.clamp_min(1e-12 * (1 + centre(before).norm())))
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    """Mean over samples of half the L1 distance of class probabilities (n, C), in [0, 1]."""
+    return float(0.5 * (p - q).abs().sum(1).mean())

@@ -23,8 +23,9 @@ from fastntk.base.errors import InputError
 from fastntk.data import Split
 from fastntk.training.loop import Resume, WalkedBatches
 from fastntk.training.recipe import Recipe
-from fastntk.unlearning.tangent_replay.path_models import PathModel, probabilities, total_variation
+from fastntk.unlearning.tangent_replay.path_models import PathModel, probabilities
 from fastntk.unlearning.tangent_replay.replay import replay
+from fastntk.unlearning.update import total_variation
 
 SEEDS = 3
 STRIDE = 1_000_003

@@ -23,8 +23,9 @@ from fastntk.training.loop import Resume, WalkedBatches
 from fastntk.training.recipe import Recipe
 from fastntk.unlearning.tangent_replay.averaging import Average, RetainedReplay, check_average, replay_retained
 from fastntk.unlearning.tangent_replay.blending import Blend, BlendedUpdate, blend_update, check_blend
-from fastntk.unlearning.tangent_replay.path_models import PathName, total_variation
+from fastntk.unlearning.tangent_replay.path_models import PathName
 from fastntk.unlearning.tangent_replay.selection import SelectedPath, choose_path
+from fastntk.unlearning.update import total_variation
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,3 @@ def probabilities(model: PathModel, w: Tensor, count: int) -> Tensor:
     """Class probabilities (n, C) of the path model at ``w`` (d,), for all ``count`` samples."""
     with torch.no_grad():
         return torch.cat([model(batch, w) for batch in torch.arange(count).split(BATCH)]).softmax(1)
-
-
-def total_variation(p: Tensor, q: Tensor) -> float:
-    """Mean total variation between two sets of probabilities, (n, C) each."""
-    return float(0.5 * (p - q).abs().sum(1).mean())

@@ -19,8 +19,9 @@ from fastntk.base.errors import DivergedError
 from fastntk.tangent.linearisation import Linearisation
 from fastntk.training.loop import WalkedBatches
 from fastntk.training.recipe import Recipe
-from fastntk.unlearning.tangent_replay.path_models import EXACT, PathModel, PathName, path_models, probabilities, total_variation
+from fastntk.unlearning.tangent_replay.path_models import EXACT, PathModel, PathName, path_models, probabilities
 from fastntk.unlearning.tangent_replay.replay import replay
+from fastntk.unlearning.update import total_variation
 
 PREFERENCE = 1.25
 
