@@ -27,7 +27,7 @@ def _whole(value: Any) -> bool:
 
 
 COUNT = Range("a whole number ≥ 1", lambda value: _whole(value) and value >= 1)
-COUNT_OR_NONE = Range("a whole number ≥ 0", lambda value: _whole(value) and value >= 0)
+COUNT_FROM_ZERO = Range("a whole number ≥ 0", lambda value: _whole(value) and value >= 0)
 POSITIVE = Range("a number > 0", lambda value: _number(value) and value > 0)
 NOT_NEGATIVE = Range("a number ≥ 0", lambda value: _number(value) and value >= 0)
 UNIT = Range("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)

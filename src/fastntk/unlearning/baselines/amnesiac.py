@@ -19,7 +19,7 @@ from fastntk.planning import Problem, Route
 from fastntk.planning.problem import without_trace
 from fastntk.training.recipe import Schedule
 from fastntk.training.trace_path import recorded_path
-from fastntk.unlearning.baselines.common.costs import head_path_seconds
+from fastntk.unlearning.baselines.common.costs import count_of, head_path_seconds
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
 from fastntk.unlearning.method import Method, Outcome, Task
 from fastntk.unlearning.ranges import checked
@@ -55,9 +55,7 @@ def amnesiac(
 def _cost(problem: Problem) -> list[Route]:
     if problem.trace is None:
         return [without_trace(problem.passes(0, batch=1))]
-    epochs, batch = problem.options["epochs"], problem.options["batch_size"]
-    count = epochs * problem.sizes.retain if isinstance(epochs, int) else 0
-    size = batch if isinstance(batch, int) and batch > 0 else 1
+    count, size = count_of(problem, "epochs", least=0) * problem.sizes.retain, count_of(problem, "batch_size")
     return [problem.passes(count, batch=size, extra_seconds=head_path_seconds(problem), note="recorded updates, training passes")]
 
 

@@ -33,7 +33,7 @@ from fastntk.unlearning.baselines.common.costs import count_of, head_path_second
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.lbfgs import History
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, checked
+from fastntk.unlearning.ranges import COUNT, COUNT_FROM_ZERO, checked
 
 
 def deltagrad(task: Task, *, period: int = 5, burn_in: int = 20, history: int = 2) -> Outcome:
@@ -41,7 +41,7 @@ def deltagrad(task: Task, *, period: int = 5, burn_in: int = 20, history: int = 
     is each pair that the curvature condition refuses. A batch of forgotten samples only is skipped, as in Retrain. An empty
     request moves nothing.
     """
-    options = checked("deltagrad", {"period": COUNT, "burn_in": COUNT_OR_NONE, "history": COUNT}, locals())
+    options = checked("deltagrad", {"period": COUNT, "burn_in": COUNT_FROM_ZERO, "history": COUNT}, locals())
     if not len(task.split.forget):
         return unmoved(task, options)
     vector, counts = replayed(task, period=period, burn_in=burn_in, history=history)
@@ -110,18 +110,13 @@ def _cost(problem: Problem) -> list[Route]:
     path, recipe, s = problem.trace, problem.recipe, problem.sizes
     if path is None or recipe is None:
         return [(without_trace if path is None else without_recipe)(problem.passes(0, batch=1))]
-    first = min(path.steps, _burn_in(problem))
+    first = min(path.steps, count_of(problem, "burn_in", least=0))
     computed = first + math.ceil((path.steps - first) / count_of(problem, "period"))
     share = computed / max(path.steps, 1)
     count = path.visits * (share + (1 - share) * s.forget / s.samples)
     # One more pass a step, over the few forgotten samples: small operations count there, not samples.
     extra = head_path_seconds(problem) + path.steps * 200 * problem.speed.dispatch
     return [problem.passes(count, batch=recipe.batch_size, extra_seconds=extra, note="training passes, more where a guess fails")]
-
-
-def _burn_in(problem: Problem) -> int:
-    value = problem.options["burn_in"]
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 METHOD = Method(

@@ -22,7 +22,7 @@ from fastntk.unlearning.baselines.common.costs import gradients_route
 from fastntk.unlearning.baselines.common.descent import unmoved
 from fastntk.unlearning.baselines.common.importance import fisher_diagonal
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import COUNT_OR_NONE, NOT_NEGATIVE, checked, one_of
+from fastntk.unlearning.ranges import COUNT_FROM_ZERO, NOT_NEGATIVE, checked, one_of
 from fastntk.unlearning.reuse import computed_once
 
 Form = Literal["code", "paper"]
@@ -55,7 +55,7 @@ def fisher(
         "form": one_of(get_args(Form)),
         "class_rows": one_of(get_args(ClassRows)),
         "clip": NOT_NEGATIVE,
-        "seed": COUNT_OR_NONE,
+        "seed": COUNT_FROM_ZERO,
     }
     options = checked("fisher", ranges, locals())
     if not len(task.split.forget):

@@ -26,13 +26,13 @@ from fastntk.unlearning.baselines.common.costs import count_of
 from fastntk.unlearning.baselines.common.descent import RANGES, Descent, batches, unmoved
 from fastntk.unlearning.baselines.common.distillation import divergence, taught
 from fastntk.unlearning.method import Method, Outcome, Task
-from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, UNIT, checked, or_none
+from fastntk.unlearning.ranges import COUNT, COUNT_FROM_ZERO, NOT_NEGATIVE, POSITIVE, UNIT, checked, or_none
 
 SCRUB_RANGES = {
     "alpha": NOT_NEGATIVE,
     "gamma": NOT_NEGATIVE,
     "temperature": POSITIVE,
-    "max_epochs": COUNT_OR_NONE,
+    "max_epochs": COUNT_FROM_ZERO,
     "forget_batch_size": COUNT,
     "rewind": or_none(UNIT),
     **RANGES,
@@ -98,7 +98,7 @@ def _rewound(descent: Descent, ends: list[tuple[float, Tensor]], error: float | 
 
 def _cost(problem: Problem) -> list[Route]:
     epochs, batch, s = count_of(problem, "epochs"), count_of(problem, "batch_size"), problem.sizes
-    ascents = count_of(problem, "max_epochs") if problem.options["max_epochs"] else 0
+    ascents = count_of(problem, "max_epochs", least=0)
     looks = s.samples + (0 if problem.options["rewind"] is None else epochs * s.forget)
     passes = epochs * s.retain + min(epochs, ascents) * s.forget
     return [problem.passes(passes, batch=batch, extra_seconds=looks * problem.speed.forward)]

@@ -13,10 +13,10 @@ DENSE = 1.0
 """Gradients of single samples by vectors, with the head's block written out, over rows of as many backward passes."""
 
 
-def count_of(problem: Problem, name: str) -> int:
-    """An option that counts; one that cannot be counted is refused by the method itself, and costs nothing here."""
+def count_of(problem: Problem, name: str, *, least: int = 1) -> int:
+    """An option that counts; one that cannot be counted is refused by the method itself, and costs the least here."""
     value = problem.options[name]
-    return value if isinstance(value, int) and value > 0 else 1
+    return value if isinstance(value, int) and value > 0 else least
 
 
 def paired_passes(problem: Problem) -> float:

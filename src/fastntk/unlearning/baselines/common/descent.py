@@ -20,15 +20,15 @@ from fastntk.training.network import check_samples, fast_layout, working_copy
 from fastntk.training.recipe import Recipe, Schedule
 from fastntk.training.step import Stepper
 from fastntk.unlearning.method import Outcome, Task
-from fastntk.unlearning.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, one_of
+from fastntk.unlearning.ranges import COUNT, COUNT_FROM_ZERO, POSITIVE, Range, one_of
 
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
 RANGES: dict[str, Range] = {
-    "epochs": COUNT_OR_NONE,
+    "epochs": COUNT_FROM_ZERO,
     "lr": POSITIVE,
     "batch_size": COUNT,
     "schedule": one_of(SCHEDULES),
-    "seed": COUNT_OR_NONE,
+    "seed": COUNT_FROM_ZERO,
 }
 """Of the options that every training baseline has."""
 
