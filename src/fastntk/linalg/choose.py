@@ -23,6 +23,8 @@ TYPICAL_ITERATIONS = 300
 PATIENCE = 10.0
 """A direct solve is exact and needs no convergence: it may take this many times the operations of an iterative one."""
 ROUTES = ("primal", "dual", "matrix-free")
+ROUTE_OF = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
+"""The route that a solver goes by, where it is not a route's own name."""
 # One chunk of rows in float64 and what products with it need; products with a whole sketch take larger chunks.
 CHUNK_BYTES = 16_000_000
 SKETCH_CHUNK_BYTES = 80_000_000

@@ -68,10 +68,10 @@ def status_of(residual: float, *, tol: float, dropped: int = 0) -> Status:
     return "ok" if residual <= tol else "inexact"
 
 
-def failure(rhs: Tensor, *, solver: str, message: str, seconds: float = 0.0) -> Solution:
+def failure(rhs: Tensor, *, solver: str, message: str) -> Solution:
     """Return a failed solution shaped like ``rhs`` (d,) or (d, k)."""
     value = torch.full_like(rhs, math.nan, dtype=torch.float64)
-    return Solution(value, "failed", math.nan, None, 0, solver, seconds, message)
+    return Solution(value, "failed", math.nan, None, 0, solver, 0.0, message)
 
 
 def relative_residual(difference: Tensor, rhs: Tensor) -> float:

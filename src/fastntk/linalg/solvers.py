@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastntk.base import memory
 from fastntk.base.errors import BudgetError, InputError, listing
-from fastntk.linalg.choose import bytes_of_routes, choose, largest_sketch, refusal
+from fastntk.linalg.choose import ROUTE_OF, bytes_of_routes, choose, largest_sketch, refusal
 from fastntk.linalg.dual import Dual
 from fastntk.linalg.factor import Eigen, PrimalCholesky
 from fastntk.linalg.matrix_free import DEFAULT_RANK, MatrixFree
@@ -24,7 +24,6 @@ from fastntk.linalg.operators import RowOperator, as_columns
 from fastntk.linalg.solution import Solution
 
 SOLVERS = ("auto", "primal", "eigen", "dual", "matrix-free", "cg", "lsmr")
-_ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
 
 
 def solve(
@@ -80,7 +79,7 @@ def decide(
     if solver == "auto":
         choice = choose(n_rows, d, allowed, itemsize=itemsize, rank=rank)
         return choice.solver, f"auto: {choice.reason}", choice.rank
-    needed = bytes_of_routes(n_rows, d, itemsize=itemsize)[_ROUTE.get(solver, solver)]
+    needed = bytes_of_routes(n_rows, d, itemsize=itemsize)[ROUTE_OF.get(solver, solver)]
     if budget is not None and needed + (8 * d * d if solver == "eigen" else 0) > budget:
         raise BudgetError(refusal(n_rows, d, budget, itemsize=itemsize, solver=solver))
     return solver, "", largest_sketch(n_rows, d, allowed, rank=rank)

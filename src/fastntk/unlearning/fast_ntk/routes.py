@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from fastntk.base.errors import InputError
 from fastntk.linalg import SOLVERS, bytes_of_routes, choose
-from fastntk.linalg.choose import CHUNK_BYTES, PATIENCE, TYPICAL_ITERATIONS, largest_sketch
+from fastntk.linalg.choose import CHUNK_BYTES, PATIENCE, ROUTE_OF, TYPICAL_ITERATIONS, largest_sketch
 from fastntk.linalg.matrix_free import DEFAULT_RANK
 from fastntk.linalg.symmetric import STRIP
 from fastntk.planning import Problem, Route
@@ -36,7 +36,6 @@ FIT_PASSES, SOLVE_PASSES = (20.0, 0.5), (40.0, 0.2)
 each multiple of the sketch's rank among the columns. Seen: 28, 55, 124 and 20 to 95 for d of 2 026, 23 050 and 31 354."""
 NEWTON = "newton (softmax form)"
 STREAMED = "the rows are not stored, and softmax needs them many times"
-_ROUTE = {"eigen": "primal", "cg": "matrix-free", "lsmr": "matrix-free"}
 
 
 def cost(problem: Problem) -> list[Route]:
@@ -116,7 +115,7 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
     }
     after = newton_seconds(problem, place) if form == "auto" else 0.0
     for solver in _solvers(problem):
-        route = _ROUTE.get(solver, solver)
+        route = ROUTE_OF.get(solver, solver)
         rank = 0 if solver == "lsmr" else largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
         second = {
@@ -140,7 +139,7 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
     make = problem.linearising_seconds
     for solver in _solvers(problem):
         settings = {"form": "ridge", "because": because, "solver": solver}
-        if _ROUTE.get(solver, solver) == "primal":
+        if ROUTE_OF.get(solver, solver) == "primal":
             waiting = min(max(math.ceil(s.parameters / (4 * s.classes)), s.chunk), s.samples) * s.body_row_bytes
             sums = 8 * s.parameters**2
             adding = sums + waiting + max(s.chunk * speed.row_bytes, waiting * (1 + 8 // s.itemsize))
@@ -150,7 +149,7 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
             seconds = make + again + _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem)
             label = f"{solver} (equation (1), A summed as rows come)"
             memory = s.input_copy + CHUNK_BYTES + _strips(s.parameters) + max(adding, solving)
-        elif _ROUTE.get(solver, solver) == "matrix-free":
+        elif ROUTE_OF.get(solver, solver) == "matrix-free":
             network = s.input_copy + min(64, s.samples) * speed.row_bytes
             rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
             settings["rank"] = rank  # type: ignore[assignment]
