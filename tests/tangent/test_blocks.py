@@ -164,10 +164,8 @@ def assert_columns(engine: RowEngine, inputs: Tensor, k: int) -> None:
     full, part = engine.rows(inputs).dense(), truncated(engine, k)
     rows = part.rows(inputs)
     tolerance = 1e-10 if inputs.dtype == torch.float64 else 1e-5
-    for made, expected in (
-        (rows.dense(), full[..., engine.subset.columns(part.subset.names)]),
-        (rows.body, full[..., part.body_columns_in(engine.subset)]),
-    ):
+    columns = engine.subset.columns(part.subset.names)
+    for made, expected in ((rows.dense(), full[..., columns]), (rows.body, full[..., columns[part.body_columns]])):
         assert made.shape == expected.shape
         assert not made.requires_grad
         assert float((made - expected).norm()) <= tolerance * float(full.norm())

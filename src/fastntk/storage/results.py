@@ -39,7 +39,7 @@ def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = Fals
     Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
     known = facts_of(result.retained, seen=False, key=result.key) | {"shape": data_facts(result.run)["shape"]}
-    after = dataclasses.replace(result.as_run(), source=result.source, data_facts=known)
+    after = dataclasses.replace(result.as_run(), data_facts=known)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
 

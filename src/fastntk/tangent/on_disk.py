@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.atomic import is_temporary, scratch_folder, write_file
-from fastntk.base.digest import tensor_digest
+from fastntk.base.digest import json_digest, tensor_digest
 from fastntk.base.errors import BudgetError, InputError, listing
 from fastntk.base.progress import track
 from fastntk.base.schema import Count, JsonObject, Sha256, parse, read_json
@@ -170,10 +170,9 @@ def _files(engine: RowEngine, inputs: Tensor, folder: Path) -> list[_File]:
 
 def _key(engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, samples_digest: str | None) -> dict[str, Any]:
     """What decides every byte of the rows; digests and shapes only."""
-    weights = json.dumps(fingerprint_of(engine.model), sort_keys=True)
     return {
         "format": FORMAT,
-        "weights": hashlib.sha256(weights.encode()).hexdigest(),
+        "weights": json_digest(fingerprint_of(engine.model)),
         "inputs": samples_digest or tensor_digest(inputs),
         "input shape": list(inputs.shape),
         "tuned parameters": list(engine.subset.names),

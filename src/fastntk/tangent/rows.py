@@ -138,10 +138,6 @@ class RowEngine:
         part._layout()
         return part
 
-    def body_columns_in(self, subset: Subset) -> Tensor:
-        """Where the columns of this engine's ``rows(...).body`` lie in the vector of a subset that contains its own."""
-        return subset.columns(self.subset.names)[self.body_columns]
-
     def rows(self, inputs: Tensor) -> HeadRows:
         """The rows of one chunk of inputs (n, …), on the model's device."""
         inputs = inputs.to(device_of(self.model))

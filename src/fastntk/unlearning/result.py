@@ -97,13 +97,12 @@ class Unlearned:
         ``unlearn(result, …)`` instead goes back to the run that this result was made from.
         """
         samples = None if self.run.samples is None else self.retained
-        subset = self.run.subset.on(self.model)
         recipe = self.run.recipe
         if recipe is not None and len(self.split.forget):  # a Retrain of the next request keeps the gaps of this one
             recipe = replace(recipe, drawn_from=recipe.drawn_from or len(self.run.listed))
         return Run(
             self.model,
-            subset,
+            self.subset,
             self.run.anchor,
             samples,
             recipe=recipe,
