@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastntk.base.marks import REPORT
+from fastntk.base.marks import AUDIT, REPORT
 from fastntk.base.text import byte_size, duration, percent
 from fastntk.cli.options import Json
 from fastntk.cli.output import Output
@@ -32,7 +32,7 @@ def info(folder: Folder, json: Json = False) -> None:
 
     fastntk info runs/digits --json | jq .recipe
     """
-    from fastntk.report.record import AUDIT, read_record
+    from fastntk.report.record import read_record
     from fastntk.storage.manifest import read_bundle
     from fastntk.storage.runs import RESULT, RUN
     from fastntk.storage.traces import stored_trace
@@ -54,8 +54,6 @@ def info(folder: Folder, json: Json = False) -> None:
 
 def _next(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """The next sensible command: for a run a plan, for a result its evidence, then a further request."""
-    from fastntk.report.record import AUDIT
-
     counts = manifest["data"].get("per_class") or [1]
     present = next(label for label, count in enumerate(counts) if count)  # earlier requests may have forgotten class 0
     planned = ["fastntk", "plan", str(folder), "--classes", str(present)]

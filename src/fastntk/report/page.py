@@ -14,14 +14,14 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fastntk.auditing.evidence import blind
-from fastntk.auditing.record import AuditRecord
+from fastntk.auditing.record import AuditRecord, record_digest
 from fastntk.auditing.record_figures import known
 from fastntk.auditing.verdict import disagreements, older_rules
 from fastntk.base.atomic import write_file
 from fastntk.base.marks import check_report
 from fastntk.report import sections, summary
 from fastntk.report.flow import flow
-from fastntk.report.record import check_record, record_digest
+from fastntk.report.record import check_record
 from fastntk.report.words import date, samples
 
 

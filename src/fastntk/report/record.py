@@ -1,4 +1,4 @@
-"""Audit records as files: finding one in a result's folder, and its digest. What a record is, auditing says.
+"""Audit records as files: finding one in a result's folder. What a record is, auditing says.
 
 The record is what ``fastntk.audit`` returns and ``fastntk audit`` writes to ``RESULT/audit.json``. A page is never written from
 half-understood figures: what :func:`fastntk.auditing.reading.parse_record` refuses is refused here with the file's name, and so
@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fastntk.auditing.reading import parse_record
-from fastntk.auditing.record import AuditRecord, record_digest
+from fastntk.auditing.record import AuditRecord
 from fastntk.auditing.verdict import disagreements
 from fastntk.base.errors import InputError
 from fastntk.base.marks import AUDIT
 from fastntk.base.schema import read_json
-
-__all__ = ["AUDIT", "check_record", "read_content", "read_record", "record_digest"]
 
 
 def read_record(path: str | Path) -> AuditRecord:
