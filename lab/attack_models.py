@@ -26,7 +26,7 @@ from fastntk.base.errors import DivergedError, InputError
 from fastntk.data import Samples
 from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
 from fastntk.reproduce.experiment import Experiment
-from fastntk.reproduce.methods import needs_rows, needs_trace, own_seed
+from fastntk.reproduce.methods import needs_rows, needs_trace, seed_option
 from fastntk.reproduce.setting import MethodRow, Request
 from fastntk.tangent.linearisation import Linearisation, linearise_run
 from fastntk.training.network import predict
@@ -94,7 +94,7 @@ def make_unlearned(experiment: Experiment, jobs: Sequence[tuple[MethodRow, Reque
     for row, request in sorted(missing, key=lambda job: job[0].label):
         if last is None or last[0] != row.label:
             last = row.label, experiment.run(seed, traced=needs_trace(row.method))
-        options: dict[str, Any] = own_seed(row, seed) | dict(row.options)
+        options: dict[str, Any] = seed_option(row, seed) | dict(row.options)
         if needs_rows(row.method):
             linearisation = linearisation or linearise_run(last[1])
             options["linearisation"] = linearisation

@@ -31,7 +31,7 @@ from fastntk.data import Samples, Split
 from fastntk.reproduce.cells import RESNET
 from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
 from fastntk.reproduce.experiment import Experiment, fit_file, has_vector, open_experiment, retrain_file, trace_folder
-from fastntk.reproduce.methods import needs_rows, own_seed
+from fastntk.reproduce.methods import needs_rows, seed_option
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.setting import FAST_NTK, FULL, REPLAY, RETRAIN, RIDGE, MethodRow, Request, Setting
 from fastntk.tangent.linearisation import Linearisation, linearise_run
@@ -201,7 +201,7 @@ class PoolModels:
             return self.experiment.fitted(seed).vector, None
         run = self._run(seed)
         rows = self._linearised(run) if needs_rows(row.method) else None
-        options = own_seed(row, seed) | dict(row.options)
+        options = seed_option(row, seed) | dict(row.options)
         result = unlearn(run, ids=request.ids(self.experiment.samples), method=row.method, linearisation=rows, **options)
         return result.subset.get().cpu(), result.details.get("validity")
 

@@ -30,7 +30,7 @@ from fastntk.reproduce import costs
 from fastntk.reproduce.code import changed_rooms, code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained, fit_file, has_vector, open_experiment, retrain_file, vector_folder
-from fastntk.reproduce.methods import check_methods, needs_rows, own_seed
+from fastntk.reproduce.methods import check_methods, needs_rows, seed_option
 from fastntk.reproduce.records import read_record, without, write_record
 from fastntk.reproduce.retrain_clock import RetrainClock
 from fastntk.reproduce.setting import MethodRow, Request, Setting
@@ -264,7 +264,7 @@ class PathSeed:
         order = _order(self.setting, self.seed)
         references = {request.name: self.clock.seconds(request, self.seed) for request in order}
         for place, request in enumerate(order):
-            options = own_seed(row, self.seed) | dict(row.options)
+            options = seed_option(row, self.seed) | dict(row.options)
             ids = request.ids(self.experiment.samples)
             wall, cpu = time.perf_counter(), time.process_time()
             result = unlearn(run, ids=ids, method=row.method, linearisation=linearisation, **options)

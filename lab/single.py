@@ -24,7 +24,7 @@ from fastntk.reproduce import costs
 from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
-from fastntk.reproduce.methods import check_methods, needs_rows, needs_trace, own_seed
+from fastntk.reproduce.methods import check_methods, needs_rows, needs_trace, seed_option
 from fastntk.reproduce.records import MISSING, SETTING_FILE, check_folder, reason_to_run, without, write_record
 from fastntk.reproduce.setting import Setting
 from fastntk.reproduce.step_runner import describe_setting
@@ -98,7 +98,7 @@ def removal(experiment: Experiment, origin: Run, linearisation: Linearisation | 
     for method in setting.methods:
         shared = linearisation if needs_rows(method.method) else None
         ids = [experiment.samples.ids[place]]
-        options = own_seed(method, seed) | dict(method.options)
+        options = seed_option(method, seed) | dict(method.options)
         result = unlearn(origin, ids=ids, method=method.method, linearisation=shared, **options)
         details = without(result.details, "seconds", "peak_memory_bytes", "outside_subset", "request", "rows")
         methods[method.label] = figures(result.subset.get()) | {"wall": result.seconds, "details": details}

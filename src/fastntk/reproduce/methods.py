@@ -17,7 +17,7 @@ def needs_trace(name: str) -> bool:
     return "trace" in METHODS[name].needs
 
 
-def own_seed(row: MethodRow, seed: int) -> dict[str, int]:
+def seed_option(row: MethodRow, seed: int) -> dict[str, int]:
     """The run's seed for methods that draw at random themselves; Retrain takes it from the recipe."""
     return {"seed": seed} if row.method != "retrain" and "seed" in METHODS[row.method].options else {}
 

@@ -23,7 +23,7 @@ from fastntk.base.version import __version__
 from fastntk.reproduce.code import code_of
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained
-from fastntk.reproduce.methods import needs_rows, needs_trace, own_seed
+from fastntk.reproduce.methods import needs_rows, needs_trace, seed_option
 from fastntk.reproduce.records import DROPPED, SCHEMA, SETTING_FILE, read_record, write_record
 from fastntk.reproduce.retrain_clock import RetrainClock
 from fastntk.reproduce.runner import Step, record_digest
@@ -110,7 +110,7 @@ class StepRunner:
         seed = run.recipe.seed
         if row.method == "retrain" and not row.options:
             return retrain, {"method": cost(self.experiment.retrained(request, seed)), "rows": None}
-        options = own_seed(row, seed) | dict(row.options)
+        options = seed_option(row, seed) | dict(row.options)
         shared = self.linearised(run, str(options.get("at", "trained"))) if needs_rows(row.method) else None
         if shared:  # what another method left there would come free of cost
             shared[0].memo.clear()
