@@ -11,7 +11,6 @@ tug-of-war        Π over forget, retain, hold-out of 1 − |accuracy − accura
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -22,6 +21,7 @@ from fastntk.auditing.metrics import accuracy, mean_loss, recovered, total_varia
 from fastntk.auditing.predictions import Predictions
 from fastntk.auditing.record_figures import Distance, Places, RetrainFigures, SetAccuracies, SetLosses
 from fastntk.base.errors import InputError
+from fastntk.base.schema import finite
 
 SETS = ("forget", "holdout")
 """Where distances are taken. On the retained samples both models were trained, which says little."""
@@ -105,11 +105,6 @@ def mean_of(distances: Sequence[Distance]) -> Distance:
         tug_of_war=sum(distance.tug_of_war for distance in distances) / len(distances),
         log_probability=places("log_probability"),
     )
-
-
-def finite(value: float | None) -> float | None:
-    """The value, None where it is no number: what a record holds."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

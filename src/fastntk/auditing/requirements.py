@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fastntk.auditing.figures import BY_NAME, Figure, value_of
 from fastntk.auditing.record import Measurements, Requirement
 from fastntk.base.errors import InputError, listing
+from fastntk.base.schema import finite
 
 REFERENCES = ("retrain", "full", "spread")
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -105,17 +106,13 @@ def evaluate(condition: Condition, record: Measurements) -> Requirement:
         left *= unit
     computed = left is not None and right is not None and not math.isnan(left) and not math.isnan(right)
     passed = computed and OPERATORS[condition.op](_rounded(left), _rounded(right))
-    return Requirement(text=condition.text, left=_plain(left), right=_plain(right), passed=bool(passed), note=_note(left, right))
+    return Requirement(text=condition.text, left=finite(left), right=finite(right), passed=bool(passed), note=_note(left, right))
 
 
 def _rounded(value: float | None) -> float:
     """To twelve digits, so that 60.1 points are not 60.099999999999994."""
     assert value is not None
     return float(f"{value:.12g}")
-
-
-def _plain(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _note(left: float | None, right: float | None) -> str | None:

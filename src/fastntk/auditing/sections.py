@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from msgspec import UNSET
 from torch import Tensor
 
-from fastntk.auditing.distances import finite
 from fastntk.auditing.metrics import accuracy, mean_loss
 from fastntk.auditing.predictions import Predictions
 from fastntk.auditing.record import Cost, Outside, RequestSummary, ResultDigests, RunDigests, Subject
 from fastntk.auditing.record_figures import SETS, Accuracies, Flow, Fractions, Losses, LossHistogram, Numbers, SetCounts
 from fastntk.auditing.roc import Array
 from fastntk.base.digest import tensor_digest
+from fastntk.base.schema import finite
 from fastntk.data import Samples
 from fastntk.data.catalog import is_hidden
 from fastntk.models import card_of

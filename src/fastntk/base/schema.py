@@ -129,6 +129,11 @@ def parse(value: Any, kind: type[T], *, what: str = "it", complete: bool = False
         raise InputError(_explained(str(error), value, kind, what)) from error
 
 
+def finite(value: float | None) -> float | None:
+    """A number as JSON can hold it: None where it is infinite, or none at all."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def check_moment(text: str) -> None:
     """Refuse what is no time; for ``__post_init__`` and readers."""
     try:

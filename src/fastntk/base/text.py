@@ -28,7 +28,9 @@ def is_utf8(text: str) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: ``40 ms``, ``3.2 s``, ``35 s``, ``4.5 min``, ``2.1 h``."""
+    """Seconds as people say them: ``40 ms``, ``3.2 s``, ``35 s``, ``4.5 min``, ``2.1 h``; ``?`` where they are not known."""
+    if not math.isfinite(seconds):
+        return "?"
     for limit, unit, size in ((0.1, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
         if seconds < limit:
             return f"{seconds / size:.2g} {unit}" if seconds / size < 10 else f"{seconds / size:.0f} {unit}"

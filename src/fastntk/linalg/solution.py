@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError
+from fastntk.base.schema import finite
 
 Status = Literal["ok", "inexact", "singular", "failed"]
 
@@ -45,8 +46,8 @@ class Solution:
         return {
             "solver": self.solver,
             "status": self.status,
-            "residual": _finite(self.residual),
-            "condition": _finite(self.condition),
+            "residual": finite(self.residual),
+            "condition": finite(self.condition),
             "iterations": self.iterations,
             "seconds": self.seconds,
             "message": self.message,
@@ -80,7 +81,3 @@ def relative_residual(difference: Tensor, rhs: Tensor) -> float:
     scale = torch.where(norms > 0, norms, torch.ones_like(norms))
     ratios = torch.linalg.vector_norm(difference, dim=0) / scale
     return float(ratios.max()) if ratios.numel() else 0.0
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None

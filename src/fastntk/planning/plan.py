@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastntk.base.errors import BudgetError, InputError
+from fastntk.base.schema import finite
 from fastntk.base.text import byte_size, duration
 from fastntk.data.duplicates import Copies
 from fastntk.planning.calibration import Calibration
@@ -78,10 +79,10 @@ class Plan:
             "calibration": self.calibration.details(),
             "memory_budget": self.memory_budget,
             "disk_budget": self.disk_budget,
-            "rows_seconds": _number(self.rows_seconds),
+            "rows_seconds": finite(self.rows_seconds),
             "routes": [route.details() for route in self.routes],
             "chosen": {method: route.details() for method, route in self.chosen.items()},
-            "retrain_seconds": _number(self.retrain_seconds),
+            "retrain_seconds": finite(self.retrain_seconds),
             "recipe_known": self.recipe_known,
             "verdict": self.verdict,
             "engine": dict(self.engine),
@@ -96,7 +97,7 @@ class Plan:
         lines = [("->" if id(route) in taken else "", *route.cells(), route.why_not) for route in self.routes]
         if "retrain" not in {route.method for route in self.routes}:
             lines.append(("", "retrain", *(("?", "", "", "the run records no recipe") if self.retrain_seconds is None
-                          else (_duration(self.retrain_seconds), "", "", ""))))  # fmt: skip
+                          else (duration(self.retrain_seconds), "", "", ""))))  # fmt: skip
         widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in (head, *lines))
 
@@ -107,7 +108,7 @@ class Plan:
         if not compared:
             return "Nothing fits the budgets."
         best = min(compared.values(), key=lambda route: route.seconds)
-        first = f"The first request takes about {_duration(best.seconds)} ({best.name})"
+        first = f"The first request takes about {duration(best.seconds)} ({best.name})"
         retrain = self.retrain_seconds
         if math.isnan(best.seconds):
             first = f"{best.name} fits; its time is not known"
@@ -119,20 +120,20 @@ class Plan:
             return f"{first}. What Retrain would take was not measured, for there are no images."
         if best.seconds <= retrain:
             later = "" if best.rows == "none" else " Later requests can reuse stored rows."
-            return f"{first}, Retrain {_duration(retrain)}: {retrain / max(best.seconds, 1e-9):.1f} times as long.{later}"
-        beside = f"about {_duration(best.seconds)} ({best.name}) against {_duration(retrain)}"
+            return f"{first}, Retrain {duration(retrain)}: {retrain / max(best.seconds, 1e-9):.1f} times as long.{later}"
+        beside = f"about {duration(best.seconds)} ({best.name}) against {duration(retrain)}"
         dear = f"The first request costs more than Retrain: {beside}."
         if best.rows == "none":
             return f"{dear} Retrain instead."
         return (
-            f"{dear} Rows alone take {_duration(self.rows_seconds)}: {self.sizes.classes + 1} forward passes an image (C + 1), "
+            f"{dear} Rows alone take {duration(self.rows_seconds)}: {self.sizes.classes + 1} forward passes an image (C + 1), "
             f"Retrain 2 to 3 an image and epoch ({self.epochs} epochs). Only reuse of stored rows over several requests pays; "
             "for a single one, retrain."
         )
 
     def __str__(self) -> str:
         s = self.sizes
-        rows = f"rows {_duration(self.rows_seconds)}, {byte_size(s.stored)}; " if s.stored else ""
+        rows = f"rows {duration(self.rows_seconds)}, {byte_size(s.stored)}; " if s.stored else ""
         first = "" if self.copies is None else f"{self.copies}\n"
         return (
             f"{first}{s.samples} samples ({s.retain} retained) x {s.classes} classes, {s.parameters} tuned parameters, "
@@ -204,11 +205,3 @@ def disk_budget(given: int | None, folder: str | Path | None) -> int:
     if isinstance(given, bool) or not given > 0:
         raise InputError(f"disk_budget is a number of bytes above 0, got {given!r}.")
     return int(given)
-
-
-def _duration(seconds: float) -> str:
-    return duration(seconds) if math.isfinite(seconds) else "?"
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value

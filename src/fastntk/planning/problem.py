@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_budget
+from fastntk.base.schema import finite
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Split
 from fastntk.linalg.choose import CHUNK_BYTES
@@ -74,7 +75,7 @@ class Route:
             "method": self.method,
             "rows": self.rows,
             "solver": self.solver,
-            "seconds": self.seconds if math.isfinite(self.seconds) else None,
+            "seconds": finite(self.seconds),
             "memory": self.memory,
             "disk": self.disk,
             "fits": self.fits,
@@ -83,8 +84,8 @@ class Route:
 
     def cells(self) -> tuple[str, ...]:
         """A row of the plan's table."""
-        seconds = duration(self.seconds) if math.isfinite(self.seconds) else "?"
-        return (self.name, seconds, byte_size(self.memory) if self.memory else "-", byte_size(self.disk) if self.disk else "-")
+        sizes = (byte_size(size) if size else "-" for size in (self.memory, self.disk))
+        return (self.name, duration(self.seconds), *sizes)
 
 
 def first_fitting(routes: Sequence[Route]) -> Route | None:
