@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastntk.base import memory
-from fastntk.base.memory import SHARE, available_memory, memory_budget
+from fastntk.base.memory import SHARE, available_memory, memory_allowed
 from fastntk.base.text import byte_size
 
 
@@ -33,6 +33,6 @@ def test_readable(size, text):
 
 def test_the_budget_is_what_was_given_or_the_share_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-    assert memory_budget(None) == int(SHARE * 1000) == 700
-    assert memory_budget(123) == 123
-    assert memory_budget(5) == 5
+    assert memory_allowed(None) == int(SHARE * 1000) == 700
+    assert memory_allowed(123) == 123
+    assert memory_allowed(5) == 5

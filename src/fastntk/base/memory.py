@@ -1,7 +1,7 @@
 """How much memory this process may still take: the smaller of what the machine and its control group have
 left; and the one budget that plans, solvers and rows share.
 
-Linux only has both figures; elsewhere the physical size stands in. :func:`memory_budget` is the one place that decides how
+Linux only has both figures; elsewhere the physical size stands in. :func:`memory_allowed` is the one place that decides how
 much of it work may take when nobody says. Not for disk space.
 """
 
@@ -18,7 +18,7 @@ SHARE = 0.7
 """Of the memory available, what work may take where no budget is given; the rest is for the network and other processes."""
 
 
-def memory_budget(budget: int | None) -> int:
+def memory_allowed(budget: int | None) -> int:
     """Return the budget in bytes: the one given or, for None, :data:`SHARE` of what is available now."""
     if budget is None:
         return int(SHARE * available_memory())

@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastntk.base import memory
 from fastntk.base.errors import BudgetError, InputError, listing
+from fastntk.base.memory import memory_allowed
 from fastntk.linalg.choose import ROUTE_OF, bytes_of_routes, choose, largest_sketch, refusal
 from fastntk.linalg.dual import Dual
 from fastntk.linalg.factor import Eigen, PrimalCholesky
@@ -40,7 +40,7 @@ def solve(
     """Solve (A + λI) w = Jᵀt for t (n, C) or (n, C, k) and absolute damping λ >= 0.
 
     ``solver``: auto, primal, eigen, dual, matrix-free (= cg), cg, lsmr. ``memory_budget`` in bytes, None: see
-    :func:`fastntk.base.memory.memory_budget`. ``accumulate``: dtype A is summed in on the primal route; solves
+    :func:`fastntk.base.memory.memory_allowed`. ``accumulate``: dtype A is summed in on the primal route; solves
     are float64 always. ``matrix_free`` sets preconditioner and iterations of the iterative routes (its method
     and tol are taken from here). The message says what was chosen.
     """
@@ -75,7 +75,7 @@ def decide(
     """
     if solver not in SOLVERS:
         raise InputError(f"solver must be one of {listing(SOLVERS)}, not {solver!r}")
-    allowed = memory.memory_budget(budget)
+    allowed = memory_allowed(budget)
     if solver == "auto":
         choice = choose(n_rows, d, allowed, itemsize=itemsize, rank=rank)
         return choice.solver, f"auto: {choice.reason}", choice.rank

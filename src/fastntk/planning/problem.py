@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
-from fastntk.base.memory import memory_budget
+from fastntk.base.memory import memory_allowed
 from fastntk.base.schema import finite
 from fastntk.base.text import byte_size, duration
 from fastntk.data import Split
@@ -237,7 +237,7 @@ class Problem:
 
     def read_seconds(self, rate: float, place: Rows) -> float:
         """One pass over the stored rows at so many bytes a second; the system keeps a file in memory while there is room."""
-        slow = place == "disk" and self.sizes.stored > memory_budget(None)
+        slow = place == "disk" and self.sizes.stored > memory_allowed(None)
         return self.sizes.stored / (min(DISK_RATE, rate) if slow else rate)
 
     def stored(self, place: Rows, solver: str, *, seconds: float, memory: int, settings: Mapping[str, object]) -> Route:

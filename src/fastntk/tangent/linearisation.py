@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastntk.base.errors import BudgetError, InputError
 from fastntk.base.gradients import with_gradients
-from fastntk.base.memory import memory_budget as memory_allowed
+from fastntk.base.memory import memory_allowed
 from fastntk.base.text import byte_size
 from fastntk.data import Samples
 from fastntk.linalg import HeadRows

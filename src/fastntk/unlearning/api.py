@@ -19,7 +19,7 @@ from torch import Tensor
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import InputError
 from fastntk.base.gradients import with_gradients
-from fastntk.base.memory import memory_budget as memory_allowed
+from fastntk.base.memory import memory_allowed
 from fastntk.data import ForgetRequest, Split
 from fastntk.data.duplicates import Check, find_copies
 from fastntk.planning import Plan, Problem, Route, calibrate, disk_budget, make_plan, sizes_of, uncalibrated

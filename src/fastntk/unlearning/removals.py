@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import BudgetError, InputError, listing
-from fastntk.base.memory import memory_budget as memory_allowed
+from fastntk.base.memory import memory_allowed
 from fastntk.base.progress import track
 from fastntk.base.text import byte_size
 from fastntk.data import Samples

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.digest import tensor_digest
-from fastntk.base.memory import memory_budget
+from fastntk.base.memory import memory_allowed
 from fastntk.data import Split
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
@@ -57,7 +57,7 @@ class Rewriter:
         self._position = self._keep.long().cumsum(0) - 1
         self._epochs = trace.epoch_steps.tolist()
         self._next = 0
-        large = trace.nbytes > IN_MEMORY * memory_budget(allowed)
+        large = trace.nbytes > IN_MEMORY * memory_allowed(allowed)
         self._home = TemporaryHome(scratch) if large else None
         self._writer = TraceWriter(
             features=trace.facts.features,
