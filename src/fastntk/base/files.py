@@ -52,9 +52,9 @@ def read_bytes(path: Path, *, expected: str, most: int) -> bytes:
     return content
 
 
-def read_text(path: Path, *, expected: str, most: int = TEXT_BYTES) -> str:
+def read_text(path: Path, *, expected: str) -> str:
     """Return a text file in UTF-8, without a byte-order mark, with line ends as they are."""
     try:
-        return read_bytes(path, expected=expected, most=most).decode("utf-8-sig")
+        return read_bytes(path, expected=expected, most=TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} cannot be read as {expected}: {error}.") from error

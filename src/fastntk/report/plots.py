@@ -131,10 +131,10 @@ def _typical(group: str, shares: Sequence[float], edges: Sequence[float | None])
     return f"No {group} samples."
 
 
-def _marks(edges: Sequence[float | None], most: int = 6) -> list[int]:
+def _marks(edges: Sequence[float | None]) -> list[int]:
     """Which edges to write under the axis: at most six, evenly, with both ends."""
     last = len(edges) - 1
-    every = max(1, -(-last // (most - 1)))
+    every = max(1, -(-last // 5))
     marks = list(range(0, last + 1, every))
     if last - marks[-1] >= every / 2:
         marks.append(last)

@@ -76,12 +76,12 @@ class Plot:
 
 
 @contextlib.contextmanager
-def drawing(height: float, *, width: float = WIDTH) -> Iterator[tuple[Figure, Any]]:
-    """Yield a figure of so many px and its axes, under the settings of this file only."""
+def drawing(height: float) -> Iterator[tuple[Figure, Any]]:
+    """Yield a figure so many px high and its axes, under the settings of this file only."""
     with mpl.style.context("default", after_reset=True), mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         # Letters that matplotlib's own font lacks are measured wrongly but written correctly.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         FigureCanvasSVG(figure)
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fastntk.base.errors import InputError, listing
-from fastntk.base.progress import track
 from fastntk.data import Samples
-from fastntk.data.catalog import Catalog
-from fastntk.data.transforms import prepare
+from fastntk.data.catalog import Catalog, Selection
+from fastntk.data.sources import read_selection
 from fastntk.models.card import InputSpec
 from fastntk.reproduce.setting import SHARED, Setting, locate
 
@@ -64,5 +62,4 @@ def load_rest(catalog: Catalog, samples: Samples, *, spec: InputSpec, most: int 
         labels += [label] * len(left)
     if not rows:
         raise InputError(f"{catalog.origin}: training takes every image of its classes; lower images_per_class.")
-    inputs = torch.stack([prepare(catalog.read(row), spec) for row in track(rows, f"reading {catalog.origin}")])
-    return Samples(inputs, torch.tensor(labels), [catalog.ids[row] for row in rows], samples.classes)
+    return read_selection(catalog, Selection(np.array(rows), np.array(labels), samples.classes), spec)
