@@ -72,6 +72,14 @@ class Linearisation:
             raise InputError("This linearisation was made from other data than the run's: make a new one.")
 
 
+def check_choices(at: str, rows: str) -> None:
+    """Refuse a point of linearisation, and a place for rows, that there is not."""
+    if at not in get_args(Point):
+        raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
+    if rows not in get_args(RowsAt):
+        raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
+
+
 @with_gradients
 def linearise_run(
     run: Run,
@@ -88,8 +96,7 @@ def linearise_run(
     is given, else memory if the rows fit ``memory_budget`` (default: 70 % of what is available), else the disk of the system's
     folder for temporary files while they are needed, else stream.
     """
-    if at not in get_args(Point):
-        raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {at!r}.")
+    check_choices(at, rows)
     check_samples(run.model, run.data)
     work = fast_copy(run)
     engine = checked_engine(work, run.subset.on(work), run.data.inputs)
@@ -151,8 +158,6 @@ def linearise(
 
 def _place(engine: RowEngine, inputs: Tensor, rows: RowsAt, folder: str | Path | None, budget: int | None) -> Place:
     """Where the rows go, and a refusal where that cannot be."""
-    if rows not in get_args(RowsAt):
-        raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {rows!r}.")
     if rows == "auto" and folder is not None:
         return "disk"
     size = inputs.dtype.itemsize * len(inputs) * (engine.classes * len(engine.body_columns) + (engine.features or 0))

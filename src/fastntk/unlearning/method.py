@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from fastntk.base.numbers import plain
 from fastntk.data import Split
 from fastntk.planning import Problem, Route
 from fastntk.tangent import RowEngine, checked_engine
-from fastntk.tangent.linearisation import Linearisation, Point, RowsAt, linearise
+from fastntk.tangent.linearisation import Linearisation, Point, RowsAt, check_choices, linearise
 from fastntk.training.network import check_samples, fast_copy
 from fastntk.training.recipe import Recipe
 from fastntk.training.run import Run
@@ -62,10 +62,7 @@ class RowOptions:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.at not in get_args(Point):
-            raise InputError(f"The linearisation point must be one of {', '.join(get_args(Point))}; got {self.at!r}.")
-        if self.rows not in get_args(RowsAt):
-            raise InputError(f"rows must be one of {', '.join(get_args(RowsAt))}; got {self.rows!r}.")
+        check_choices(self.at, self.rows)
         if self.scratch is not None and not Path(self.scratch).is_dir():
             raise InputError(f"scratch={str(self.scratch)!r} is no folder: give one that exists, or leave it out.")
 
