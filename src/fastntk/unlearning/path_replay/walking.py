@@ -62,39 +62,17 @@ class Walker:
         """
         names = self.network.names(size.depth) if size.depth else ()
         columns = columns_of(self.run, self.trace, names)
-        if not size.depth:
-            return self._walked(size, names, columns, None, 0.0, False, (), ())
-        reused = self.network.has_rows(size.depth, epochs)
+        motion, seconds, reused = None, 0.0, False
+        if size.depth:
+            motion, seconds, reused = self._motion(size.depth, columns, epochs, points, exact)
+        else:
+            points, exact = (), ()
         started = time.perf_counter()
-        found, seconds = self.network.rows(
-            size.depth, epochs, place="disk" if self._place == "disk" else "memory", scratch=self._scratch, chunk=self._chunk
-        )
-        if not reused:
-            self.count("rows", started)
-        motion = RowMotion(found, columns.inside)
-        if points:
-            motion, extra = self._corrected(motion, columns, points, exact)
-            seconds += extra
-        return self._walked(size, names, columns, motion, seconds, reused, tuple(points), tuple(exact))
-
-    def _walked(
-        self,
-        size: DepthSize,
-        names: tuple[str, ...],
-        columns: Columns,
-        motion: RowMotion | None,
-        rows_seconds: float,
-        reused: bool,
-        corrected: tuple[int, ...],
-        exact: tuple[int, ...],
-    ) -> Walk:
-        started = time.perf_counter()
-        rows = self.task.row_options
-        rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=rows.memory_budget, scratch=self._scratch)
-        anchor = columns.anchor(self.run, self.trace)
+        allowed = self.task.row_options.memory_budget
+        rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=allowed, scratch=self._scratch)
         lanes = replay(
             self.trace,
-            anchor,
+            columns.anchor(self.run, self.trace),
             self.keep,
             spans=columns.spans,
             motion=motion,
@@ -105,7 +83,23 @@ class Walker:
         trace = rewriter.finish(lanes, vector)
         self._taken.clear()
         self.count("replay", started)
-        return Walk(size, names, columns, motion, lanes, vector, trace, rows_seconds, reused, corrected, exact)
+        return Walk(size, names, columns, motion, lanes, vector, trace, seconds, reused, tuple(points), tuple(exact))
+
+    def _motion(
+        self, depth: int, columns: Columns, epochs: Sequence[int], points: Sequence[int], exact: Sequence[int]
+    ) -> tuple[RowMotion, float, bool]:
+        """How features move at this depth, the seconds of what serves later requests too, and whether its rows were there."""
+        reused = self.network.has_rows(depth, epochs)
+        started = time.perf_counter()
+        place = "disk" if self._place == "disk" else "memory"
+        checkpoints, seconds = self.network.rows(depth, epochs, place=place, scratch=self._scratch, chunk=self._chunk)
+        if not reused:
+            self.count("rows", started)
+        motion = RowMotion(checkpoints, columns.inside)
+        if points:
+            motion, extra = self._corrected(motion, columns, points, exact)
+            seconds += extra
+        return motion, seconds, reused
 
     def _corrected(
         self, motion: RowMotion, columns: Columns, points: Sequence[int], exact: Sequence[int]
