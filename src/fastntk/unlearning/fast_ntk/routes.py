@@ -134,37 +134,46 @@ def _streamed(problem: Problem, because: str) -> Iterator[Route]:
     """Equation (1) with rows that are summed into A as they come, or never made."""
     if "stream" not in problem.places:
         return
-    s, speed = problem.sizes, problem.speed
-    fixed = problem.checking_seconds + problem.fixed_seconds
-    make = problem.linearising_seconds
+    settings = {"form": "ridge", "because": because}
+    ways = {"primal": _summed, "dual": _all_at_once, "matrix-free": _by_products}
     for solver in _solvers(problem):
-        settings = {"form": "ridge", "because": because, "solver": solver}
-        if ROUTE_OF.get(solver, solver) == "primal":
-            waiting = min(max(math.ceil(s.parameters / (4 * s.classes)), s.chunk), s.samples) * s.body_row_bytes
-            sums = 8 * s.parameters**2
-            adding = sums + waiting + max(s.chunk * speed.row_bytes, waiting * (1 + 8 // s.itemsize))
-            solving = sums * (2 if solver == "primal" else 3) + 24 * 256 * s.parameters
-            # A_D, the forgotten samples' part of it, and products with both need the rows again.
-            again = s.samples * 6 * speed.forward + s.forget * speed.rows
-            seconds = make + again + _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem)
-            label = f"{solver} (equation (1), A summed as rows come)"
-            memory = s.input_copy + CHUNK_BYTES + _strips(s.parameters) + max(adding, solving)
-        elif ROUTE_OF.get(solver, solver) == "matrix-free":
-            network = s.input_copy + min(64, s.samples) * speed.row_bytes
-            rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
-            settings["rank"] = rank  # type: ignore[assignment]
-            products = 2 * (ITERATIONS + rank) * 6 * speed.forward * s.samples  # two solves, each with its sketch
-            needed = bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
-            seconds, memory = make + products, network + needed
-            label = f"{solver} (equation (1), jvp and vjp)"
-        elif problem.options["solver"] == "dual":  # only where asked for: Θ needs all rows at once, which storing them spares
-            seconds = make + float(s.n_rows) ** 2 * s.parameters / speed.gemm64 + 2 * _cholesky_seconds(s.n_rows, problem)
-            kernels = 8 * s.n_rows**2 + 16 * s.retain * s.classes * s.n_rows
-            memory = s.input_copy + max(16 * s.n_rows * s.parameters, kernels) + CHUNK_BYTES
-            label = "dual (equation (1), all rows at once)"
-        else:
-            continue
-        yield Route(problem.method, "stream", label, seconds + fixed, memory, settings=settings)
+        route = ROUTE_OF.get(solver, solver)
+        if route == "dual" and problem.options["solver"] != "dual":
+            continue  # only where asked for: Θ needs all rows at once, which storing them spares
+        way, seconds, memory, own = ways[route](problem, solver)
+        seconds += problem.checking_seconds + problem.fixed_seconds
+        label = f"{solver} (equation (1), {way})"
+        yield Route(problem.method, "stream", label, seconds, memory, settings={**settings, "solver": solver, **own})
+
+
+def _summed(problem: Problem, solver: str) -> tuple[str, float, int, dict[str, int]]:
+    """Words, seconds, bytes and settings of a sum over rows that are dropped."""
+    s, speed = problem.sizes, problem.speed
+    waiting = min(max(math.ceil(s.parameters / (4 * s.classes)), s.chunk), s.samples) * s.body_row_bytes
+    sums = 8 * s.parameters**2
+    adding = sums + waiting + max(s.chunk * speed.row_bytes, waiting * (1 + 8 // s.itemsize))
+    solving = sums * (2 if solver == "primal" else 3) + 24 * 256 * s.parameters
+    # A_D, the forgotten samples' part of it, and products with both need the rows again.
+    rows = problem.linearising_seconds + (s.samples * 6 * speed.forward + s.forget * speed.rows)
+    seconds = rows + _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem)
+    return "A summed as rows come", seconds, s.input_copy + CHUNK_BYTES + _strips(s.parameters) + max(adding, solving), {}
+
+
+def _all_at_once(problem: Problem, solver: str) -> tuple[str, float, int, dict[str, int]]:
+    s = problem.sizes
+    kernel_seconds = float(s.n_rows) ** 2 * s.parameters / problem.speed.gemm64
+    seconds = problem.linearising_seconds + kernel_seconds + 2 * _cholesky_seconds(s.n_rows, problem)
+    kernels = 8 * s.n_rows**2 + 16 * s.retain * s.classes * s.n_rows
+    return "all rows at once", seconds, s.input_copy + max(16 * s.n_rows * s.parameters, kernels) + CHUNK_BYTES, {}
+
+
+def _by_products(problem: Problem, solver: str) -> tuple[str, float, int, dict[str, int]]:
+    s, speed = problem.sizes, problem.speed
+    network = s.input_copy + min(64, s.samples) * speed.row_bytes
+    rank = largest_sketch(s.n_rows, s.parameters, max(problem.memory - network, 1), rank=DEFAULT_RANK)
+    products = 2 * (ITERATIONS + rank) * 6 * speed.forward * s.samples  # two solves, each with its sketch
+    memory = network + bytes_of_routes(s.n_rows, s.parameters, rank=rank)["matrix-free"]
+    return "jvp and vjp", problem.linearising_seconds + products, memory, {"rank": rank}
 
 
 def _solvers(problem: Problem) -> list[str]:
