@@ -111,19 +111,12 @@ def check_step(
                 by_length[length] = errors(length)
             chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
         before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
-    final = by_length[chosen]
-    reasons = []
-    if final.get("retain", 0.0) > RETRAIN:
-        reasons.append(f"the network does not follow the prediction (error {final['retain']:.2f} on retained samples)")
-    looked_at = len(some(split.retain))
-    if (before - after) * looked_at > max(DROP * looked_at, FEW):
-        reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
-    if miss > MISS:
-        reasons.append(f"the replay of all samples missed the trained weights by {miss:.2f} of the way")
+    error = by_length[chosen]
+    reasons = _reasons(error.get("retain", 0.0), before, after, looked_at=len(some(split.retain)), miss=miss)
     return chosen, {
         "verdict": "retrain instead" if reasons else "ok",
         "reasons": reasons,
-        "error": final,
+        "error": error,
         "error_at_full_step": by_length[1.0],
         "step_length": chosen,
         "searched": {str(length): value for length, value in by_length.items()} if len(by_length) > 1 else None,
@@ -131,6 +124,18 @@ def check_step(
         "thresholds": {"search": SEARCH, "retrain": RETRAIN, "accuracy_drop": DROP, "replay_miss": MISS},
         "definition": "‖actual − predicted‖ / ‖predicted − before‖ of centred logits; at 1 the prediction is useless",
     }
+
+
+def _reasons(error: float, before: float, after: float, *, looked_at: int, miss: float) -> list[str]:
+    """Why to retrain instead, by what was seen on so many retained samples; none where all is well."""
+    reasons = []
+    if error > RETRAIN:
+        reasons.append(f"the network does not follow the prediction (error {error:.2f} on retained samples)")
+    if (before - after) * looked_at > max(DROP * looked_at, FEW):
+        reasons.append(f"accuracy on retained samples fell from {100 * before:.1f} % to {100 * after:.1f} %")
+    if miss > MISS:
+        reasons.append(f"the replay of all samples missed the trained weights by {miss:.2f} of the way")
+    return reasons
 
 
 @contextlib.contextmanager
