@@ -122,29 +122,13 @@ def load_run(
         if recorded is not None and manifest["data"]["digest"] is None:
             samples = as_listed(samples, recorded)
         check_data(manifest, samples, key=key)
-    state = _stored_state(bundle)
-    rebuilt = _rebuild(manifest["model"], bundle.folder, state) if model is None else model
-    adapters = manifest.get("adapters")
-    if adapters is not None and not adapters_of(rebuilt):
-        if model is not None:  # adapters cannot be taken off again: the first try is on a copy
-            trial = with_adapters(copy.deepcopy(model), adapters)
-            _fit_architecture(trial, state, manifest=manifest, folder=bundle.folder)
-        rebuilt = with_adapters(rebuilt, adapters)
-    _fit_architecture(rebuilt, state, manifest=manifest, folder=bundle.folder)
-    subset = Subset(rebuilt, manifest["subset"])
-    _load_state(rebuilt, state)
-    check_finite(rebuilt, what=str(bundle.folder))
-    for name, parameter in rebuilt.named_parameters():
-        parameter.requires_grad_(name in subset.parameters)
-    rebuilt.eval()
+    subset = _stored_model(bundle, model)
     if target is not None:
-        rebuilt.to(target)
-    if manifest["model"]["card"] is not None:
-        attach_card(rebuilt, card_from_dict(manifest["model"]["card"]))
+        subset.model.to(target)
     anchor = torch.cat([bundle.parts["anchor"][name].reshape(-1) for name in subset.names])
     recipe = manifest["recipe"]
     return Run(
-        rebuilt,
+        subset.model,
         subset,
         anchor.to(subset.get().device),
         samples,
@@ -156,6 +140,28 @@ def load_run(
         pretrained=manifest.get("pretrained"),
         key=key,
     )
+
+
+def _stored_model(bundle: Bundle, given: nn.Module | None) -> Subset:
+    """The tuned subset of the model in a folder, which is built anew or loaded into the one given; in eval mode."""
+    manifest, folder, state = bundle.manifest, bundle.folder, _stored_state(bundle)
+    model = _rebuild(manifest["model"], folder, state) if given is None else given
+    adapters = manifest.get("adapters")
+    if adapters is not None and not adapters_of(model):
+        if given is not None:  # adapters cannot be taken off again: the first try is on a copy
+            trial = with_adapters(copy.deepcopy(given), adapters)
+            _fit_architecture(trial, state, manifest=manifest, folder=folder)
+        model = with_adapters(model, adapters)
+    _fit_architecture(model, state, manifest=manifest, folder=folder)
+    subset = Subset(model, manifest["subset"])
+    _load_state(model, state)
+    check_finite(model, what=str(folder))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in subset.names)
+    if manifest["model"]["card"] is not None:
+        attach_card(model, card_from_dict(manifest["model"]["card"]))
+    model.eval()
+    return subset
 
 
 def tensor_state(model: nn.Module) -> dict[str, Tensor]:
