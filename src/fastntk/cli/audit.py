@@ -117,9 +117,9 @@ def audit(
             "probes": probes,
             "ensemble": ensemble,
             "ensemble_kind": ensemble_kind,
+            "retrain": function,
         }
         trained_here = further + 1 if reference == "retrain" else 0
-        options["retrain"] = function
         tell_outside(output, outside_report(loaded), accept_outside)
         _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
         record = measure(

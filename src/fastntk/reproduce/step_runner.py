@@ -42,7 +42,7 @@ class StepRunner:
     experiment: Experiment
     predictions: PredictionCache = field(default_factory=PredictionCache)
     run: Run | None = None
-    linearisations: dict[str, tuple[Linearisation, Trained]] = field(default_factory=dict)
+    linearisations: dict[str, tuple[Linearisation, dict[str, Any]]] = field(default_factory=dict)
     clock: RetrainClock = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class StepRunner:
         cpu = time.process_time() - cpu
         return result, {
             "method": {"wall": result.seconds, "cpu": cpu, "stages": result.details["seconds"]},
-            "rows": shared and cost(shared[1]),
+            "rows": shared and shared[1],
             "peak_memory_bytes": result.details["peak_memory_bytes"],
         }
 
@@ -131,13 +131,13 @@ class StepRunner:
             self.run = self.experiment.run(seed)
         return self.run
 
-    def linearised(self, run: Run, at: str) -> tuple[Linearisation, Trained]:
+    def linearised(self, run: Run, at: str) -> tuple[Linearisation, dict[str, Any]]:
         """The rows of the run, made once, and what they cost."""
         if at not in self.linearisations:
             cpu = time.process_time()
             rows = linearise_run(run, at=at)  # type: ignore[arg-type]  # checked there
             cpu = time.process_time() - cpu
-            self.linearisations[at] = rows, Trained(rows.theta, rows.seconds, cpu, torch.get_num_threads())
+            self.linearisations[at] = rows, {"wall": rows.seconds, "cpu": cpu, "threads": torch.get_num_threads()}
         return self.linearisations[at]
 
 
