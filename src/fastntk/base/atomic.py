@@ -329,7 +329,8 @@ def _claimed(target: Path) -> Iterator[_Claim]:
     try:
         yield claim
     except OSError as error:
-        error.filename = error.filename or str(target.parent)  # writing to a full disk does not know where
+        if error.errno is not None and error.filename is None:  # writing to a full disk does not know where
+            error.filename = str(target.parent)
         raise
     finally:
         if lock is not None:
