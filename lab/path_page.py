@@ -43,8 +43,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
   is at 1.0 × in *others* on average; a distance alone does not say that nothing tells two models apart
   ([metrics.md](metrics.md)).
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
-- *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05. A dash: not run; of `fast-ntk` and `tangent-replay`
-  it is in [results.md](results.md).
+- *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05. A dash: not run; of `fast-ntk` and
+  `tangent-replay` it is in [results.md](results.md).
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same
   seeds, ± its jackknife standard error; in Retrain's row the same test of Retrains against Retrains (mean over random halves of
   all of them), which is what a perfect method would show. It needs at least {least} models a side. Seed-only: data, forget set
