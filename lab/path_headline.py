@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastntk.auditing.record_figures import Attack
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
 from lab.path_rows import FULL, PathRecords, PathRow
@@ -30,7 +31,7 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     requests = by_name[next(iter(SHOWN))].requests
     columns = [column.format(*(request.title for request in requests)) for column in COLUMNS]
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    nulls: list[float] = []
+    nulls: list[Attack] = []
     seeds: dict[str, int] = {}
     for name, (words, depths) in SHOWN.items():
         records = PathRecords.read(by_name[name], out=out)
@@ -45,21 +46,30 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
             (accuracy, *first), (_, *second) = (cells for cells in shown if cells)
             lines.append("| " + " | ".join([title, DEPTHS.get(label, label), *costs, accuracy, *first, *second]) + " |")
             title = ""
-            nulls += [null.u_lira.auc for null in map(records.retrain_row, requests) if null and null.u_lira]
+            nulls += [null.u_lira for null in map(records.retrain_row, requests) if null and null.u_lira]
     if len(lines) == 2:
         return "Not run yet.\n"
-    between = f" ({min(nulls):.2f} to {max(nulls):.2f} for Retrains themselves)" if nulls else ""
-    counted = " and ".join(map(str, dict.fromkeys(seeds.values())))
-    note = (
-        "ViT-S/14 on Caltech-101, with prompts and head tuned; ResNet-20 on CIFAR-10, with norm layers and head tuned, and in a "
-        f"plain PyTorch loop with augmented images. Means over {counted} seeds ([their scatter](docs/results-path.md)). *First*, "
-        "*next*: CPU time over Retrain's; first is what every command pays, and in Python the first request of a run, next a "
-        "further one in the same process. *Accuracy*, on the forgotten images: before → after (Retrain). *Distance*, of their "
-        "class probabilities, to Retrains of other seeds: before → after. *U-LiRA*: area under the ROC curve of an attack "
-        f"that tells each forgotten image's model from Retrains; 0.5 is not told apart{between}; one model a seed is few: "
-        "[more models](docs/results-attacks.md). *best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`."
+    by_count = {count: [words for words, each in seeds.items() if each == count] for count in dict.fromkeys(seeds.values())}
+    counted = " or ".join(f"{count} seeds ({', '.join(names)})" for count, names in by_count.items())
+    between = f" Retrains against Retrains: {_range(nulls)}." if nulls else ""
+    notes = (
+        "Trainings: ViT-S/14 on Caltech-101, prompts and head tuned; ResNet-20 on CIFAR-10, norm layers and head tuned; the same "
+        f"in a plain PyTorch loop, with augmented images. Means over {counted}: [their scatter](docs/results-path.md).",
+        "*First*, *next*: CPU time over a Retrain's. Every command pays *first*; in Python a further request in the same process "
+        "pays *next*.",
+        "*Accuracy* on the forgotten images: before → after (Retrain). *Distance* of their class probabilities, to Retrains of "
+        "other seeds: before → after.",
+        "*U-LiRA*: an attack looks at one forgotten image and guesses whether the model is an unlearned one or a Retrain; area "
+        f"under its ROC curve, where 0.5 is a blind guess.{between} One model a seed is few: [more](docs/results-attacks.md).",
+        "*best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`.",
     )
-    return "\n".join([*lines, "", note]) + "\n"
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _range(nulls: Sequence[Attack]) -> str:
+    """From the lowest to the highest, and their standard errors."""
+    areas, errors = ([getattr(null, name) for null in nulls] for name in ("auc", "auc_standard_error"))
+    return f"{min(areas):.2f} to {max(areas):.2f}, standard error {min(errors):.2f} to {max(errors):.2f}"
 
 
 def _cells(records: PathRecords, request: Request, label: str) -> list[str] | None:

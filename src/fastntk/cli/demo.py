@@ -146,7 +146,7 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
     output.say(f"Jacobian rows of {len(run.data)} images in {duration(linearisation.seconds)}")
     requests: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         (f"First request: forget the digit {DIGIT}", {"classes": [DIGIT]}, METHODS),
-        (f"Next request: forget {len(images)} images", {"ids": images}, METHODS_SINGLE),
+        (f"Second request, of the same run: forget {len(images)} images", {"ids": images}, METHODS_SINGLE),
     ]
     entries = []
     for name, (title, request, methods) in zip(RESULTS, requests):
