@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fastntk
@@ -22,7 +24,7 @@ from fastntk.base.text import duration
 from fastntk.cli import app as app_module
 from fastntk.cli import demo as demo_module
 from fastntk.cli.app import app
-from fastntk.cli.finetune import finetune, portable
+from fastntk.cli.finetune import finetune, portable, prepare
 from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result
@@ -151,6 +153,33 @@ def test_the_demo_replaces_its_own_output_only(tmp_path: Path, monkeypatch: pyte
     assert refused.exit_code == 2
     assert "not replaced" in refused.stderr
     assert (out / "run").is_dir()
+
+
+def test_a_row_of_the_demo_finds_nothing_that_another_row_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its cost is that of a request by this method alone; and it draws with the seed of the demo."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("fastntk.unlearning.unlearn", lambda run, **options: asked.append(options))
+    rows = SimpleNamespace(memo={"left": "by another"})
+    run: Any = SimpleNamespace(recipe=fastntk.Recipe(seed=5))
+    for label in demo_module.METHODS:
+        demo_module._unlearned(run, label, {"classes": [0]}, rows)
+        assert (asked[-1]["linearisation"] is rows) == (not rows.memo)
+        rows.memo["left"] = "by another"
+    assert {each["method"]: each.get("seed") for each in asked}["random-label"] == 5
+    demo_module._unlearned(run, "retrain", {"classes": [0], "seed": 6}, None)
+    assert asked[-1]["seed"] == 6
+
+
+def test_random_weights_are_drawn_from_the_seed() -> None:
+    source = {"data": "digits", "images_per_class": 1, "only_classes": 2}
+    prompts: dict[str, Any] = {}
+    drawn = [
+        prepare("resnet20", source, spec="head", weights=None, image_size=None, prompts=prompts, seed=seed)[0].model.state_dict()
+        for seed in (0, 0, 1)
+    ]
+    name = next(iter(drawn[0]))
+    assert torch.equal(drawn[0][name], drawn[1][name])
+    assert not torch.equal(drawn[0][name], drawn[2][name])
 
 
 def test_the_demo_compares_every_method_of_the_paper() -> None:

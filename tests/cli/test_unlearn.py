@@ -185,6 +185,7 @@ def test_data_may_have_moved_but_not_changed(run_folder: Path, tmp_path: Path) -
         "unlearn", run_folder, "--classes", "0", "--method", "full", "--data", "digits@train", "--out", tmp_path / "a"
     )
     assert moved.exit_code == 0, moved.output
+    assert "--holdout SRC --data digits@train" in moved.stdout.splitlines()[-1]  # the audit finds the data there, too
     changed = command(
         "unlearn", run_folder, "--classes", "0", "--method", "full", "--data", "digits@test", "--out", tmp_path / "b"
     )

@@ -185,7 +185,7 @@ print(json.dumps({"file": fastntk.__file__, "modules": modules, "names": fastntk
 def test_the_commands_answer(environment: Environment, tmp_path: Path) -> None:
     assert environment.run("fastntk", "--version", cwd=tmp_path).split()[-1] == PROJECT["version"]
     listed = environment.run("fastntk", "--help", cwd=tmp_path)
-    for command in ("finetune", "plan", "unlearn", "audit", "report", "info", "erase", "demo", "reproduce"):
+    for command in ("finetune", "plan", "unlearn", "audit", "report", "info", "erase", "demo", "reproduce", "pretrain"):
         assert re.search(rf"\b{command}\b", listed), command
     assert "table1" in environment.run("fastntk", "reproduce", "--help", cwd=tmp_path)
     assert files(tmp_path) == set()

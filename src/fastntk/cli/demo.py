@@ -61,7 +61,8 @@ def demo(
     """Show on embedded data what this package does; offline, three minutes or less on two cores.
 
     A ResNet-20 that knows CIFAR-100 learns handwritten digits by tuning 0.7 % of its parameters, and the training is recorded.
-    Then it is made to forget one digit by every method, and in a next request those 20 images that it holds to most. For both
+    Then it is made to forget one digit by this package's methods and two baselines, and in a second request those 20 images that
+    it holds to most. For both
     it is trained again without them, with several seeds: what a request costs, what it forgets and how near it comes is
     compared with that. Both requests are audited and get a report to open in a browser. The folder of an earlier demo is
     replaced, any other is refused.
@@ -135,8 +136,8 @@ def fine_tune_step(output: Output, *, seed: int, folder: Path, device: torch.dev
 def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> list[dict[str, Any]]:
     """Both requests by their methods; keep, audit and report each request's path replay.
 
-    The first request makes what the next one finds on the run, so the two costs are those of a first and a next request; but for
-    the rows of fast-ntk and tangent-replay, which are made here and are added to both.
+    The first request makes what the second one finds on the run, so the costs are those of a first and a next request. Rows of
+    fast-ntk and tangent-replay are made here, and their cost is added to both.
     """
     from fastntk.auditing import PredictionCache
     from fastntk.tangent.linearisation import linearise_run
@@ -167,11 +168,16 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
 
 
 def _unlearned(run: Run, label: str, request: dict[str, Any], linearisation: Any) -> Unlearned:
-    """A row's result; the linearisation is for those who need one."""
+    """A row's result, with the run's seed; the rows are for those who need them, and hold nothing that another row computed."""
     from fastntk.unlearning import unlearn
+    from fastntk.unlearning.registry import METHODS as KNOWN
 
     options = OPTIONS.get(label, {"method": label})
-    return unlearn(run, **request, **options, linearisation=linearisation if label in TANGENT else None)
+    assert run.recipe is not None
+    drawn = {"seed": run.recipe.seed} if "seed" in KNOWN[options["method"]].options else {}
+    if label in TANGENT:
+        linearisation.memo.clear()
+    return unlearn(run, **{**drawn, **request}, **options, linearisation=linearisation if label in TANGENT else None)
 
 
 def _short_audit(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache) -> dict[str, Any]:

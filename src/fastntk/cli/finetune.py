@@ -180,7 +180,7 @@ def prepare(
 
     chosen = {"images_per_class": source["images_per_class"], "only_classes": source["only_classes"]}
     classes = select(hiding(open_source(source["data"]), hide), **chosen).classes
-    model = build_model(name, num_classes=len(classes), weights=weights, image_size=image_size)
+    model = build_model(name, num_classes=len(classes), weights=weights, image_size=image_size, seed=seed)
     subset = tune(model, spec, seed=seed, **prompts)
     return subset, load_source(source["data"], spec=input_spec(model), hide=hide, **chosen)
 

@@ -174,7 +174,9 @@ def unlearn(
         record = summary(result, run=run, out=out)
     trusted = _tell(output, record)
     reference = ["--reference", "retrain"] if loaded.recipe is not None else ["--retrain-with", "MODULE:FUNCTION"]
-    audited = ["fastntk", "audit", str(run), str(out), "--holdout", "SRC", *reference]
+    as_here = (("--data", data), ("--loss-with", loss_with), ("--device", None if device == "auto" else device))
+    again = [str(word) for pair in as_here if pair[1] is not None for word in pair]
+    audited = ["fastntk", "audit", str(run), str(out), "--holdout", "SRC", *again, *reference]
     then = ["fastntk", "info", str(out)] if absent else audited
     output.finish(record, wrote=str(out), then=then)
     if not trusted or open_question:
