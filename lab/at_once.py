@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastntk.base.digest import json_digest
-from fastntk.reproduce.code import code_of
+from fastntk.reproduce.code import code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment
 from fastntk.reproduce.records import reason_to_run, write_record
@@ -51,7 +51,8 @@ def write(experiment: Experiment, places: Sequence[int], folder: Path) -> None:
             cost = {"wall": changes.seconds, "cpu": cpu}
             calls.append({"label": label, "options": options, "groups": len(chosen), "cost": cost, "changes": figures})
     retrain = experiment.train(seed, keep)
-    facts = {"schema": SCHEMA, "setting": experiment.setting.name, "digest": _digest(experiment.setting), "code": _code()}
+    facts = {"schema": SCHEMA, "setting": experiment.setting.name, "digest": _digest(experiment.setting)}
+    facts |= vouched(_code(), keep_stale=experiment.keep_stale)
     times = {"wall": retrain.wall, "cpu": retrain.cpu}
     write_record(folder / FILE, facts | {"retrain": times, "calls": calls, "environment": environment()})
 

@@ -24,7 +24,7 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.data import Samples
-from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
+from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of, vouched
 from fastntk.reproduce.experiment import Experiment
 from fastntk.reproduce.methods import needs_rows, needs_trace, seed_option
 from fastntk.reproduce.setting import MethodRow, Request
@@ -150,13 +150,11 @@ def has_margins(experiment: Experiment, request: Request, path: Path, method: st
 
 
 def _header(experiment: Experiment, request: Request, method: str) -> dict[str, str]:
-    """Data, forgotten and held-out samples of margins, and the code that makes them."""
+    """Data, forgotten and held-out samples of margins, and the code that makes them, unless weights of other code are kept."""
     forgotten = experiment.samples.subset(experiment.split(request).forget).ids_digest()
     code = code_of(method, rooms=UNLEARNING) | module_code(*MODULES)
-    return {
-        IDENTITY: json_digest([experiment.identity, experiment.holdout.digest(), forgotten]),
-        CODE: json.dumps(code),
-    }
+    identity = json_digest([experiment.identity, experiment.holdout.digest(), forgotten])
+    return {IDENTITY: identity} | vouched(json.dumps(code), keep_stale=experiment.keep_stale)
 
 
 def _write(path: Path, values: dict[str, Array], header: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ from fastntk.auditing.ulira import median_shift, u_lira
 from fastntk.base.digest import json_digest
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import RESNET
-from fastntk.reproduce.code import code_of
+from fastntk.reproduce.code import code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, fit_file, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods
@@ -119,8 +119,7 @@ def run(
         )
         digest = record_digest(setting, name, models=models, out=out)
         head = {"schema": SCHEMA, "digest": digest, "setting": setting.name, "training": setting.training_digest}
-        # Models that other code made are not vouched for.
-        code = {} if keep_stale else {"code": _code(setting, name, out)}
+        code = vouched(_code(setting, name, out), keep_stale=keep_stale)
         write_record(out / FOLDER / f"{name}.json", head | code | {"models": models, "environment": environment()} | entries)
 
 

@@ -43,7 +43,7 @@ from fastntk.auditing.record_figures import (
     SetCounts,
 )
 from fastntk.auditing.verdict import verdict
-from fastntk.reproduce.code import code_of
+from fastntk.reproduce.code import code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import FULL, RETRAIN, MethodRow, Request
@@ -88,8 +88,7 @@ def run(
         about = {
             "pool": name,
             "configuration": models.pool.setting.training,
-            # Models that other code made are not vouched for.
-            **({} if keep_stale else {"code": code_of(*sorted(methods))}),
+            **vouched(code_of(*sorted(methods)), keep_stale=keep_stale),
             "environment": environment(),
             "complete": not (kept or only_finish),
         }

@@ -29,7 +29,7 @@ from fastntk.base.atomic import write_file
 from fastntk.base.digest import json_digest
 from fastntk.data import Samples, Split
 from fastntk.reproduce.cells import RESNET
-from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
+from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of, vouched
 from fastntk.reproduce.experiment import Experiment, fit_file, has_vector, open_experiment, retrain_file, trace_folder
 from fastntk.reproduce.methods import needs_rows, seed_option
 from fastntk.reproduce.records import read_record
@@ -156,16 +156,20 @@ class PoolModels:
         model = self.read(request, row, seed)
         if model is None:
             model = self._measure(request, row, seed)
-            key, code = self._key(request, row, seed), _code(row)
-            write_measured(self.place(request, row, seed), model, key=key, code=code)
+            write_measured(self.place(request, row, seed), model, key=self._key(request, row, seed), code=self._code(row))
         return model
 
     def read(self, request: Request, row: MethodRow, seed: int) -> MeasuredModel | None:
         """The model's figures as they were kept; None where there are none, or they are of other data, options or code."""
-        path, code = self.place(request, row, seed), None if self.experiment.keep_stale else _code(row)
+        path = self.place(request, row, seed)
         if not path.exists():
             return None
-        return read_measured(path, self.evaluation(request), key=self._key(request, row, seed), code=code)
+        return read_measured(path, self.evaluation(request), key=self._key(request, row, seed), code=self._code(row))
+
+    def _code(self, row: MethodRow) -> dict[str, str] | None:
+        """Of what makes a row's model and measures it; None where weights and figures of any code will do."""
+        code = code_of(row.method, rooms=UNLEARNING) | module_code(*MODULES)
+        return None if self.experiment.keep_stale else code
 
     def _key(self, request: Request, row: MethodRow, seed: int) -> str:
         """Of what decides a model's figures, the code aside."""
@@ -221,11 +225,6 @@ def relearn_cap(request: Request) -> int:
     return SAMPLES_CAP if request.kind == "random" and request.value >= SHARE else CAP
 
 
-def _code(row: MethodRow) -> dict[str, str]:
-    """Of what makes a row's model and measures it."""
-    return code_of(row.method, rooms=UNLEARNING) | module_code(*MODULES)
-
-
 def open_pool(
     pool: Pool, *, out: Path, work: Path, shared: Path, kept: bool, only_finish: bool = False, keep_stale: bool = False
 ) -> PoolModels:
@@ -248,13 +247,14 @@ def measure(models: PoolModels, say: Callable[[str], None]) -> None:
             say(f"{models.pool.name}, {request.name}: {len(rows)} methods from run {seed}")
 
 
-def write_measured(path: Path, model: MeasuredModel, *, key: str, code: Mapping[str, str]) -> None:
-    """Keep a model's figures."""
+def write_measured(path: Path, model: MeasuredModel, *, key: str, code: Mapping[str, str] | None) -> None:
+    """Keep a model's figures; ``code`` None: the file names none."""
     names = ("vector", "retain", "forget", "holdout")
     tensors = {name: getattr(model.predictions, name).contiguous() for name in names}
     learned = model.relearning
     about = {"epochs": learned.epochs, "threshold": learned.threshold, "cap": learned.cap, "curve": learned.curve}
-    header = {"key": key, "code": json.dumps(code), "relearning": json.dumps(about), "validity": json.dumps(model.validity)}
+    header = {"key": key, "relearning": json.dumps(about), "validity": json.dumps(model.validity)}
+    header |= vouched(json.dumps(code), keep_stale=code is None)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, save(tensors, metadata=header), overwrite=True)
 

@@ -28,7 +28,7 @@ from fastntk.auditing import total_variation, weight_distance
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
-from fastntk.reproduce.code import changed_rooms, code_of
+from fastntk.reproduce.code import changed_rooms, code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained, fit_file, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.records import read_record, write_record
@@ -183,7 +183,7 @@ class ChainSeed:
         head = {
             "digest": depth_digest(self.experiment.setting, self.seed, len(self.parts), label),
             "options": DEPTHS[label],
-            "code": code_of("path-replay"),
+            **vouched(code_of("path-replay"), keep_stale=self.experiment.keep_stale),
             "environment": environment(),
         }
         steps: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from fastntk.reproduce import costs
 from fastntk.reproduce.cells import RESNET
-from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of
+from fastntk.reproduce.code import UNLEARNING, changed_rooms, code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
 from fastntk.reproduce.records import jsonable, read_record, write_record
@@ -248,7 +248,8 @@ def _tune_request(
     started = time.perf_counter()
     for count, (tuned, reason) in enumerate(todo, 1):
         record = _tuning(run, tuned, ids, rehearsal)
-        write_record(tuning_file(request, tuned.label, out), {"request": request.name} | record)
+        code = vouched(code_of(tuned.method, rooms=UNLEARNING), keep_stale=experiment.keep_stale)
+        write_record(tuning_file(request, tuned.label, out), {"request": request.name} | code | record)
         left = (time.perf_counter() - started) / count * (len(todo) - count)
         best = next(trial["score"] for trial in record["trials"] if trial["options"] == record["options"])
         say(f"[{count}/{len(todo)}] {name} · {tuned.label} ({reason}): {best:.4f}; about {left / 60:.0f} min of tuning left")
@@ -268,5 +269,4 @@ def _tuning(run: Any, tuned: Tuned, ids: Sequence[str], rehearsal: Rehearsal) ->
     )
     head = {"schema": TUNING, "label": tuned.label, "fixed": dict(tuned.fixed), "space": _jsonable_space(tuned)}
     head |= {"survivors": SURVIVORS, "training": RESNET.training_digest}
-    code = code_of(tuned.method, rooms=UNLEARNING)
-    return head | result.to_dict() | {"code": code, "environment": environment()}
+    return head | result.to_dict() | {"environment": environment()}

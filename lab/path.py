@@ -27,7 +27,7 @@ from fastntk.auditing import relearn
 from fastntk.base.digest import json_digest
 from fastntk.base.errors import DivergedError, InputError
 from fastntk.reproduce import costs
-from fastntk.reproduce.code import changed_rooms, code_of
+from fastntk.reproduce.code import changed_rooms, code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained, fit_file, has_vector, open_experiment, retrain_file, vector_folder
 from fastntk.reproduce.methods import check_methods, needs_rows, seed_option
@@ -243,7 +243,7 @@ class PathSeed:
             | compared(full, retrain=retrain, full=full, anchor=self.experiment.anchor)
             | self._relearned(request, full.vector),
             "retrain": own_figures(retrain) | self._relearned(request, retrain.vector),
-            "code": code_of("retrain"),
+            **vouched(code_of("retrain"), keep_stale=keep_stale),
             "environment": environment(),
         }
 
@@ -251,7 +251,7 @@ class PathSeed:
         """A row: its first request on a fresh run, the others from what that left, and the figures of each result."""
         run = self.experiment.run(self.seed, traced=True)
         head = {"digest": row_digest(self.setting, row, self.seed), "method": row.method, "options": dict(row.options)}
-        head["code"] = code_of(row.method)
+        head |= vouched(code_of(row.method), keep_stale=self.experiment.keep_stale)
         try:
             requests = self._requests(row, run, trained)
         except DivergedError as error:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fastntk.auditing import accuracy, mean_loss, recovered, total_variation
 from fastntk.base.atomic import write_file
 from fastntk.data import Samples
-from fastntk.reproduce.code import changed_rooms, code_of
+from fastntk.reproduce.code import changed_rooms, code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import slug
@@ -197,8 +197,7 @@ def run(
         "samples": len(bench.samples),
         "holdout": len(bench.holdout),
         "seeds": list(SEEDS),
-        # Models that other code made are not vouched for.
-        **({} if keep_stale else {"code": code_of("path-replay")}),
+        **vouched(code_of("path-replay"), keep_stale=keep_stale),
         "environment": environment(),
         "requests": recorded.figures(),
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 from fastntk.auditing import margins, mean_loss
 from fastntk.base.digest import json_digest
 from fastntk.reproduce import costs
-from fastntk.reproduce.code import code_of
+from fastntk.reproduce.code import code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, open_experiment
 from fastntk.reproduce.methods import check_methods, needs_rows, needs_trace, seed_option
@@ -74,7 +74,7 @@ def run(
     started = time.perf_counter()
     for count, number in enumerate(missing, 1):
         record = removal(experiment, origin, linearisation, places[number])
-        write_record(targets[number], {"digest": digest, "code": code, "number": number} | record)
+        write_record(targets[number], {"digest": digest, "number": number} | vouched(code, keep_stale=keep_stale) | record)
         left = (time.perf_counter() - started) / count * (len(missing) - count)
         say(f"[{count}/{len(missing)}] {setting.name} · image {record['id']}; about {left / 60:.0f} min left")
     if together:

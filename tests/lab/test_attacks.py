@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab.attack_models import TargetRequest, make_unlearned, margins_of, retrained_margins, unlearned_margins
+from lab.attack_models import TargetRequest, make_unlearned, margins_of, retrained_margins, unlearned_file, unlearned_margins
 from lab.attacks import FOLDER, figures, record_names
 from lab.attacks_page import attacks_page
 from lab.klom_table import klom_table, write_klom_table
@@ -115,7 +115,13 @@ def test_records_and_margins_of_other_code_or_data_are_made_again(
     now = code._room_digest
     monkeypatch.setattr(code, "_room_digest", lambda package, room: "other" if room == "training" else now(package, room))
     assert run(tmp_path, work, only_plan=True, keep_stale=True)[0].startswith("attacks: 0 of 2 records to do; 0 trainings")
-    assert make_unlearned(replace(experiment, keep_stale=True), jobs, 0) == 0
+    kept = replace(experiment, keep_stale=True)
+    assert make_unlearned(kept, jobs, 0) == 0
+    file = unlearned_file(experiment, *jobs[0], 0)
+    file.unlink()
+    assert make_unlearned(kept, jobs, 0) == 1
+    with np.load(file) as margins:
+        assert "code" not in margins.files, "made from weights of other code"
     said = run(tmp_path, work, only_plan=True)
     assert said[0].startswith(f"attacks: 2 of 2 records to do; {3 * 2 * MODELS} trainings"), "fits, and Retrains of two requests"
     assert said[1:] == [f"attacks: {name} is stale: made by other code (training)" for name in record_names(TINY)]

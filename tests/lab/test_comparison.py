@@ -155,6 +155,14 @@ def test_tunings_of_other_code_or_over_another_space_are_made_again(recorded: Pa
         assert reason[1] == "tuned under another protocol (fixed)"
 
 
+def test_a_tuning_from_kept_weights_names_no_code(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OWN", ())
+    tune(out=tmp_path, work=recorded / "work", shared=Path("nowhere"), keep_stale=True, say=lambda text: None)
+    assert "code" not in read_record(tuning_file(REQUEST, "max-loss", tmp_path), schema=TUNING)
+    assert untuned(REQUEST, tmp_path, keep_stale=True) == []
+    assert [each.label for each, _ in untuned(REQUEST, tmp_path)] == ["max-loss"]
+
+
 def test_a_tuning_that_names_no_training_and_no_number_of_survivors_is_judged_by_what_it_names(
     recorded: Path, tmp_path: Path
 ) -> None:

@@ -172,7 +172,23 @@ def test_a_record_from_before_code_was_noted_is_stale_and_one_of_another_version
     del older["code"]
     path.write_text(json.dumps(older))
     (step,) = plan([TINY], out=tmp_path, work=finished / "work")
-    assert step.reason == "made by an older state of the code"
+    assert step.reason == "made by an older state of the code, or with --keep-stale"
+
+
+def test_a_record_made_from_kept_weights_names_no_code_and_is_made_again_without_the_option(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished / "records", tmp_path / "records")
+    path = tmp_path / "records/tiny/class-0/fast-ntk-seed100.json"
+    path.unlink()
+    with monkeypatch.context() as patch:
+        other_code(patch, "training")
+        steps = plan([TINY], out=tmp_path, work=finished / "work", keep_stale=True)
+        run_steps(steps, shared=Path("nowhere"), work=finished / "work", keep_stale=True, say=lambda text: None)
+        assert "code" not in json.loads(path.read_text())
+        assert plan([TINY], out=tmp_path, work=finished / "work", keep_stale=True) == []
+    (step,) = plan([TINY], out=tmp_path, work=finished / "work")
+    assert step.reason == "made by an older state of the code, or with --keep-stale"
 
 
 def test_nothing_is_run_twice(finished: Path) -> None:

@@ -50,6 +50,11 @@ def changed_rooms(known: Any, now: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(room for room, digest in now.items() if recorded.get(room) != digest)
 
 
+def vouched(code: Any, *, keep_stale: bool) -> dict[str, Any]:
+    """The part of a record that names its code; none where what it was made from may be of other code (``keep_stale``)."""
+    return {} if keep_stale else {"code": code}
+
+
 def source_digest(text: str) -> str:
     """Of a module's syntax tree, without words."""
     tree = _Wordless().visit(ast.parse(text))

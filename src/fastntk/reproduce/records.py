@@ -4,7 +4,7 @@
     <out>/records/<setting>/<request>/<method>-seed<k>.json    one record, schema ``fastntk-record/2``
 
     setting, configuration, request, label, method, options, seed    what was asked
-    digest, code                                                     what was asked, and which code answered; older: no code
+    digest, code                                                     what was asked; which code answered (:func:`.code.vouched`)
     fastntk, environment                                             where it was made
     record_sha256                                                    of all the rest; older records have none
     timings                                                          seconds of the method, its rows, fine-tuning and Retrain
@@ -125,7 +125,8 @@ def reason_to_run(
     changed = changed_rooms(record.get("code"), code)
     if not changed or keep_stale:
         return None
-    return f"made by other code ({', '.join(changed)})" if "code" in record else "made by an older state of the code"
+    older = "made by an older state of the code, or with --keep-stale"
+    return f"made by other code ({', '.join(changed)})" if "code" in record else older
 
 
 def jsonable(value: Any) -> Any:

@@ -20,7 +20,7 @@ from fastntk.auditing.predictions import PredictionCache
 from fastntk.auditing.ulira import logit_confidence
 from fastntk.base.errors import InputError
 from fastntk.base.version import __version__
-from fastntk.reproduce.code import code_of
+from fastntk.reproduce.code import code_of, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.experiment import Experiment, Trained
 from fastntk.reproduce.methods import needs_rows, needs_trace, seed_option
@@ -85,7 +85,7 @@ class StepRunner:
             "setting": setting.name,
             "configuration": setting.digest,
             "digest": record_digest(setting, request, row, seed),
-            "code": code_of(row.method),
+            **vouched(code_of(row.method), keep_stale=experiment.keep_stale),
             "request": request_facts | {"forget": len(result.split.forget), "retain": len(result.split.retain)},
             "label": row.label,
             "method": row.method,
