@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from fastntk.reproduce.environment import commit
+
 SHARED = Path(os.environ.get("FASTNTK_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PACKAGES = ("torch", "numpy", "scipy", "timm", "opacus", "curvlinops-for-pytorch", "nngeometry", "fastntk")
 
@@ -33,7 +35,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "load_average": list(os.getloadavg()),
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -48,11 +50,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _commit() -> str | None:
-    process = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return process.stdout.strip() or None
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import NAMES
+from fastntk.reproduce.environment import short_commit
 
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engine.md"
@@ -47,7 +48,7 @@ def _where(record: dict[str, Any]) -> str:
     env = record["environment"]
     return (
         f"<small>{env['cpu']}, {env['threads']} threads, torch {env['versions']['torch']}, {env['date'][:10]}, "
-        f"load {env['load_average'][0]:.1f} at the end, commit {(env['commit'] or 'unknown')[:10]}</small>"
+        f"load {env['load_average'][0]:.1f} at the end, commit {short_commit(env['commit']) or 'unknown'}</small>"
     )
 
 

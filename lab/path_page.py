@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastntk.auditing.ulira import LEAST
 from fastntk.base.text import byte_size
+from fastntk.reproduce.environment import short_commit
 from fastntk.reproduce.records import SETTING_FILE, setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
@@ -240,6 +241,6 @@ def _machines(records: Sequence[PathRecords]) -> str:
             for entry in record["rows"].values():
                 where = entry["environment"]
                 versions = ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items()))
-                commit = (where["commit"] or "unknown")[:10]
+                commit = short_commit(where["commit"]) or "unknown"
                 machines.add(f"- {where['cpu']}, {where['cores']} cores, {where['threads']} threads; {versions}; commit {commit}")
     return "\n".join(["## Made on", "", *(sorted(machines) or ["- not run"])]) + "\n"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastntk.base.schema import read_json
-
-SHORT = 10
+from fastntk.reproduce.environment import short_commit
 
 
 def provenance(measured: Sequence[Any]) -> str:
@@ -22,7 +21,7 @@ def provenance(measured: Sequence[Any]) -> str:
     entries = [entry for value in measured for entry in _entries(value)]
     if not entries:
         return "Provenance: nothing was run.\n"
-    commits = Counter(_commit(entry) for entry in entries)
+    commits = Counter(short_commit(entry["environment"].get("commit")) for entry in entries)
     dated = [entry["code"] for entry in entries if isinstance(entry.get("code"), dict)]
     differing = _differing(dated)
     if len(commits) == 1 and None not in commits and len(dated) == len(entries) and not differing:
@@ -55,11 +54,6 @@ def _entries(value: Any) -> Iterator[dict[str, Any]]:
         return
     for part in value.values():
         yield from _entries(part)
-
-
-def _commit(entry: dict[str, Any]) -> str | None:
-    commit = entry["environment"].get("commit")
-    return None if commit is None else str(commit)[:SHORT]
 
 
 def _differing(codes: Sequence[dict[str, str]]) -> list[str]:

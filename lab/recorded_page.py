@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastntk.reproduce.environment import short_commit
 from fastntk.reproduce.records import read_record
 from fastntk.reproduce.summary import Figure
 from lab.provenance import provenance, stored
@@ -58,7 +59,7 @@ def _table(record: dict[str, Any]) -> str:
     lines = [
         f"## {record['loop']}: {record['title']}",
         "",
-        f"{sizes}; commit {str(record['environment'].get('commit'))[:10]}. Spread: {spreads['class-0']} (class), "
+        f"{sizes}; commit {short_commit(record['environment']['commit']) or 'unknown'}. Spread: {spreads['class-0']} (class), "
         f"{spreads['random-10pct']} (random 10 %).",
         "",
         "| " + " | ".join(COLUMNS) + " |",

@@ -23,6 +23,11 @@ def test_several_commits_are_counted_and_so_are_unknown_ones() -> None:
     assert text.endswith("The code that decides figures was the same in all of them.\n")
 
 
+def test_a_changed_tree_is_a_state_of_its_own() -> None:
+    text = provenance([entry("a" * 40, {"data": "1"}), entry("a" * 40 + "+changes", {"data": "1"})])
+    assert "1 at `aaaaaaaaaa`, 1 at `aaaaaaaaaa+changes`." in text
+
+
 def test_other_code_and_no_code_are_said() -> None:
     text = provenance([entry("a" * 40, {"data": "1", "models": "1"}), entry("a" * 40, {"data": "2", "models": "1"})])
     assert text == "Provenance: 2 measurements, 2 at `aaaaaaaaaa`. They were made by different code in data.\n"

@@ -13,6 +13,11 @@ from typing import Any
 import torch
 
 import fastntk
+from fastntk.reproduce.code import PACKAGE
+
+CHANGES = "+changes"
+"""After a commit: the source differed from it."""
+SHORT = 10
 
 
 def environment() -> dict[str, Any]:
@@ -25,7 +30,7 @@ def environment() -> dict[str, Any]:
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions | {name: metadata.version(name) for name in ("torch", "numpy", "scipy")},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -38,13 +43,28 @@ def _processor() -> str:
 
 
 @cache
-def _commit() -> str | None:
-    """The commit of the source tree this runs from, None for an installed package."""
-    folder = Path(__file__).resolve().parent
-    if not any((parent / ".git").exists() for parent in folder.parents):
+def commit(package: Path = PACKAGE) -> str | None:
+    """The commit of the repository whose ``src/`` this package is in, with :data:`CHANGES` where ``src`` is not as committed.
+
+    None for an installed package, also where its environment lies inside some other repository.
+    """
+    root = package.parent.parent
+    if package.parent.name != "src" or not (root / ".git").exists():
         return None
     try:
-        process = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        head, changed = (_git(root, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "src")))
     except (OSError, subprocess.CalledProcessError):
         return None
-    return process.stdout.strip()
+    return head + (CHANGES if changed else "")
+
+
+def short_commit(known: str | None) -> str | None:
+    """The first digits of a record's commit, with its mark."""
+    if known is None:
+        return None
+    digits, mark, _ = known.partition(CHANGES)
+    return digits[:SHORT] + mark
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
