@@ -19,7 +19,7 @@ from lab.comparison_nearest import PLACES, nearest_text
 from lab.comparison_tuning import tuning_text
 from lab.comparison_words import DEVELOPED, header
 from lab.provenance import provenance, stored
-from lab.rows import Row, multiple, records_of, row_of
+from lab.rows import Row, multiple, record_paths, records_of, row_of
 from lab.unlearning_page import figure_text, relearn_text, setting_text
 
 COLUMNS = (
@@ -32,8 +32,7 @@ ATTACK = "attack AUC"
 
 def comparison_page(settings: Sequence[Setting], *, out: Path) -> str:
     """The whole document."""
-    folders = [setting_folder(out, setting.name) / setting.requests[0].name for setting in settings]
-    paths = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    paths = [path for setting in settings for path in record_paths(setting, setting.methods, out=out)]
     tunings = [tuning_file(setting.requests[0], each.label, out) for setting in settings for each in tuned_methods()]
     made = stored([*paths, *(path for path in tunings if path.exists())])
     first = settings[0]

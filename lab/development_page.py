@@ -17,6 +17,7 @@ from typing import Any
 from fastntk.reproduce.records import read_record, setting_folder
 from fastntk.reproduce.setting import Setting
 from lab.provenance import provenance, stored
+from lab.rows import record_paths
 from lab.unlearning_page import rows_of, setting_text, table_text
 
 FOLDER = "development"
@@ -36,8 +37,7 @@ TRIED = "Provenance: the trials name no commit; they were made while the methods
 
 def development_page(settings: Sequence[Setting], *, out: Path) -> str:
     """The whole document."""
-    folders = [setting_folder(out, setting.name) / request.name for setting in settings for request in setting.requests]
-    measured = stored(path for folder in folders for path in sorted(folder.glob("*.json")))
+    measured = stored(path for setting in settings for path in record_paths(setting, setting.methods, out=out))
     parts = [HEADER, provenance(measured) if measured else TRIED]
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path, schema=TRIALS)

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastntk.auditing.ulira import LEAST
 from fastntk.base.text import byte_size
 from fastntk.reproduce.environment import short_commit
-from fastntk.reproduce.records import SETTING_FILE, setting_folder
+from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
 from lab.augmented import OwnSetting
@@ -22,7 +22,7 @@ from lab.comparison_nearest import head_text
 from lab.path_rows import FULL, RETRAIN, PathRecords, PathRow, Relearn
 from lab.path_targets import target_lines, trade_lines
 from lab.provenance import provenance, stored
-from lab.unlearning_page import figure_text, setting_text, single_text
+from lab.unlearning_page import figure_text, setting_text, single_paths, single_text
 
 HEADER = """# Replay along the recorded path, measured
 
@@ -84,8 +84,7 @@ def path_page(
     loops = [(setting, PathRecords.read(setting, out=out)) for setting in augmented]
     everything = [*records, *(each for _, each in loops)]
     chains = stored(path for setting in chain for seed in setting.seeds if (path := record_file(out, seed)).exists())
-    folders = [out / "single" / setting.name for setting in single]
-    removals = stored(path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE)
+    removals = stored(path for setting in single for path in single_paths(out / "single" / setting.name))
     measured = [*(record for each in everything for record in each.seeds.values()), *chains, *removals]
     parts = [
         HEADER.format(least=LEAST),

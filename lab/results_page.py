@@ -5,13 +5,13 @@ From the records alone: the same records give the same bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fastntk.reproduce.cells import Cell, cells_of
 from fastntk.reproduce.compare import Comparison, compare
 from fastntk.reproduce.paper import TABLES
 from fastntk.reproduce.plots import plot
-from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.render import markdown
 from fastntk.reproduce.tables import heading, table_of
 from lab.agreement import agreement, probe_agreement
@@ -19,6 +19,7 @@ from lab.glance_table import glance_table
 from lab.length_table import length_table
 from lab.parameters import parameter_tables, shares
 from lab.provenance import provenance, stored
+from lab.rows import record_paths
 from lab.settings import LENGTH
 
 PAGE = "results.md"
@@ -98,13 +99,13 @@ def results_page(*, out: Path) -> dict[str, bytes]:
 def _provenance(out: Path) -> str:
     """Of the records that the tables are made from."""
     shown = [(cell.setting, cell.methods) for name in TABLES for cell in _with_run_real(name, out)]
+    shown += [(setting, setting.methods) for setting in LENGTH]
     paths = {
-        setting_folder(out, setting.name) / setting.requests[0].name / f"{row.slug}-seed{seed}.json"
-        for setting, methods in (*shown, *((setting, setting.methods) for setting in LENGTH))
-        for row in methods
-        for seed in setting.seeds_of(row)
+        path
+        for setting, methods in shown
+        for path in record_paths(replace(setting, requests=setting.requests[:1]), methods, out=out)
     }
-    return provenance(stored(path for path in sorted(paths) if path.exists()))
+    return provenance(stored(sorted(paths)))
 
 
 def _departures() -> str:

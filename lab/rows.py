@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.reproduce.summary import (
     SETS,
@@ -64,6 +65,13 @@ class Row:
 def records_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> list[Record]:
     """The records that exist, in the order of the seeds."""
     return read_records(setting.seeds_of(method), request, method, folder=folder)
+
+
+def record_paths(setting: Setting, methods: Sequence[MethodRow], *, out: Path) -> list[Path]:
+    """The files behind these rows of a setting, those that exist; a folder may hold those of others."""
+    folders = [setting_folder(out, setting.name) / request.name for request in setting.requests]
+    files = [f"{method.slug}-seed{seed}.json" for method in methods for seed in setting.seeds_of(method)]
+    return [path for folder in folders for file in files if (path := folder / file).exists()]
 
 
 def row_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> Row | None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from fastntk.reproduce.records import SCHEMA, SETTING_FILE, read_record, setting_folder
+from fastntk.reproduce.records import SETTING_FILE, read_record, setting_folder
 from fastntk.reproduce.setting import Request, Setting
 from fastntk.reproduce.summary import Figure
 from lab import at_once
 from lab.provenance import provenance, stored
-from lab.rows import Row, row_of
+from lab.rows import Row, record_paths, row_of
 from lab.single import REMOVAL
 from lab.targets import target_table
 
@@ -53,7 +53,9 @@ COLUMNS = (
 
 def page(settings: Sequence[Setting], *, single: Sequence[Setting], out: Path) -> str:
     """The whole document."""
-    parts = [HEADER, provenance(stored(_paths(_folders(settings, single, out=out))))]
+    paths = [path for setting in settings for path in record_paths(setting, setting.methods, out=out)]
+    measured = stored([*paths, *(path for setting in single for path in single_paths(out / "single" / setting.name))])
+    parts = [HEADER, provenance(measured)]
     rows = {
         (setting.name, request.name): rows_of(setting, request, folder=setting_folder(out, setting.name))
         for setting in settings
@@ -70,7 +72,7 @@ def page(settings: Sequence[Setting], *, single: Sequence[Setting], out: Path) -
     missing = [f"`{setting.name}`" for setting in settings if setting not in run]
     parts += [f"Not run: {', '.join(missing)}.\n"] if missing else []
     parts += [single_text(setting, out / "single" / setting.name) for setting in single]
-    parts.append(_environments(_folders(settings, single, out=out)))
+    parts.append(_environments(measured))
     return "\n".join(parts)
 
 
@@ -165,7 +167,7 @@ def figure_text(figure: Figure, digits: int, *, scale: float = 1.0) -> str:
 
 def single_text(setting: Setting, folder: Path) -> str:
     """The section of a setting that removes one image at a time."""
-    records = [read_record(path, schema=REMOVAL) for path in sorted(folder.glob("removal-*.json"))]
+    records = [read_record(path, schema=REMOVAL) for path in _removals(folder)]
     lines = [
         f"## {setting.name}: one image removed",
         "",
@@ -215,21 +217,20 @@ def _correlations(records: Sequence[dict[str, Any]], predicted: dict[str, list[f
     return cells
 
 
-def _folders(settings: Sequence[Setting], single: Sequence[Setting], *, out: Path) -> list[Path]:
-    """Where this document's records lie."""
-    pooled = [setting_folder(out, setting.name) / request.name for setting in settings for request in setting.requests]
-    return pooled + [out / "single" / setting.name for setting in single]
+def single_paths(folder: Path) -> list[Path]:
+    """The files behind that section."""
+    together = folder / at_once.FILE
+    return [*_removals(folder), *([together] if together.exists() else [])]
 
 
-def _paths(folders: Sequence[Path]) -> list[Path]:
-    return [path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SETTING_FILE]
+def _removals(folder: Path) -> list[Path]:
+    return sorted(folder.glob("removal-*.json"))
 
 
-def _environments(folders: Sequence[Path]) -> str:
-    paths = _paths(folders)
+def _environments(measured: Sequence[dict[str, Any]]) -> str:
     machines = set()
-    for path in paths:
-        where = read_record(path, schema=REMOVAL if path.name.startswith("removal-") else SCHEMA)["environment"]
+    for record in measured:
+        where = record["environment"]
         versions = ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items()))
         machines.add(f"- {where['cpu']}, {where['cores']} cores, {where['threads']} threads; {versions}")
     return "\n".join(["## Made on", "", *(sorted(machines) or ["- not run"])]) + "\n"

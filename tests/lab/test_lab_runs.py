@@ -66,7 +66,10 @@ def test_the_document_is_the_same_bytes_and_marks_what_was_not_run(tmp_path: Pat
     run_steps(plan([TINY], out=out, work=out / "work"), shared=Path("nowhere"), work=out / "work", say=lambda text: None)
     text = document(out)
     assert text == document(out)
-    assert "### tiny: forget class 0" in development_page([TINY], out=out)
+    developed = development_page([TINY], out=out)
+    assert "### tiny: forget class 0" in developed
+    shutil.copyfile(out / "records/tiny/class-0/fast-ntk-seed100.json", out / "records/tiny/class-0/other-seed100.json")
+    assert (document(out), development_page([TINY], out=out)) == (text, developed), "a record on no row is not counted"
     rows = [line for line in text.splitlines() if line.startswith("| retrain |")]
     assert len(rows) == 2
     assert all("[1.00×]" in row for row in rows)
