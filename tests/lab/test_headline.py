@@ -35,10 +35,15 @@ def test_no_records_no_figures(tmp_path: Path) -> None:
 
 
 def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
-    """`make tables` again, byte for byte."""
+    """`make tables` again, byte for byte, and `python -m benchmarks.report`."""
+    from benchmarks.report import filled as filled_report
+    from benchmarks.report import section
+    from lab.attacks_page import attacks_page
     from lab.augmented import AUGMENTED
+    from lab.calibration_page import calibration_page
     from lab.development_page import development_page
     from lab.path_page import path_page
+    from lab.recorded_page import recorded_page
     from lab.settings import CHAIN, DEVELOPMENT, PATH, SINGLE, SINGLE_PATH
     from lab.unlearning_page import page
 
@@ -53,6 +58,11 @@ def test_committed_documents_are_what_the_records_give(tmp_path: Path) -> None:
     assert development_page(DEVELOPMENT, out=results) == (ROOT / "docs" / "results-development.md").read_text("utf-8")
     text = path_page(PATH, single=SINGLE_PATH, augmented=(AUGMENTED,), chain=CHAIN, out=results)
     assert text == (ROOT / "docs" / "results-path.md").read_text("utf-8")
+    pages = {"calibration": calibration_page, "results-attacks": attacks_page, "results-recorded": recorded_page}
+    for name, page_of in pages.items():
+        assert page_of(results) == (ROOT / "docs" / f"{name}.md").read_text("utf-8"), name
+    engine = (ROOT / "docs" / "engine.md").read_text("utf-8")
+    assert filled_report(engine, section(results / "bench")) == engine
 
 
 def test_the_architecture_in_numbers_is_what_the_records_say() -> None:
