@@ -4,8 +4,11 @@ Every model is trained from the pre-trained weights in a loop of :mod:`lab.recor
 samples, the others in the same batches, cropped, flipped and dropped out the same way. A request is a class, a random tenth of
 the samples, or a single image (five of them, one at a time).
 
-    <work>/recorded/<loop>/<model>-seed<k>.safetensors     logits on D_f and the hold-out set, and seconds; made once by one code
+    <work>/recorded/<loop>/<model>-seed<k>.safetensors     logits on D_f and the hold-out set, and seconds
     <out>/recorded/<loop>.json                             all figures, written when the last of them is there
+
+A model's file names what was asked (data, weights, options of loop and row) and the code that answered, the loops' own modules
+included: it is made again where either is another one. The first request of a row pays for what the others find.
 """
 
 from __future__ import annotations
@@ -25,20 +28,23 @@ from torch import Tensor, nn
 
 from fastntk.auditing import accuracy, mean_loss, recovered, total_variation
 from fastntk.base.atomic import write_file
+from fastntk.base.digest import json_digest
 from fastntk.data import Samples
-from fastntk.reproduce.code import changed_rooms, code_of, vouched
+from fastntk.reproduce.code import DIGITS, changed_rooms, code_of, source_digest, vouched
 from fastntk.reproduce.environment import environment
 from fastntk.reproduce.records import write_record
 from fastntk.reproduce.setting import slug
 from fastntk.training.network import predict
 from fastntk.training.run import Run
-from fastntk.unlearning import unlearn
+from fastntk.unlearning import Unlearned, unlearn
 from lab.recorded_loops import LOOPS, Bench
 
 SCHEMA = "fastntk-recorded/1"
 SEEDS = (0, 1, 2)
 SINGLES = 5
 SETS = ("forget", "holdout")
+MODULES = ("own_loop.py", "recorded_loops.py", "recorded_trainer.py")
+"""Of this folder: what trains."""
 Say = Callable[[str], None]
 
 
@@ -73,11 +79,13 @@ class Recorded:
         self.keep_stale = keep_stale
         self.requests = requests(self.bench.samples)
         self._runs: dict[int, tuple[Run, float]] = {}
+        self._met: set[str] = set()
 
     def run(self, seed: int) -> tuple[Run, float]:
         """The recorded training of a seed, and its CPU seconds."""
         if seed not in self._runs:
             self._runs.clear()
+            self._met.clear()
             started = time.process_time()
             made = self.bench.train(seed, None, record=True)
             assert isinstance(made, Run)
@@ -86,22 +94,30 @@ class Recorded:
         return self._runs[seed]
 
     def answers(self, label: str, request: str, seed: int, make: Callable[[], tuple[nn.Module, float]]) -> Answers:
-        """Those of a model, from the file where it is there and made by this code."""
+        """Those of a model, from the file where it is there, of this question, and made by this code."""
         path = self.folder / f"{request}-{slug(label)}-seed{seed}.safetensors"
-        code = code_of("path-replay")
+        code, key = _code(), self._key(label, request, seed)
         if path.exists():
             with safetensors.safe_open(path, framework="pt") as file:
                 header = file.metadata()
-                if self.keep_stale or not changed_rooms(json.loads(header.get("code", "null")), code):
+                fresh = self.keep_stale or not changed_rooms(json.loads(header.get("code", "null")), code)
+                if fresh and header.get("key") == key:
                     return Answers(file.get_tensor("forget"), file.get_tensor("holdout"), json.loads(header["seconds"]))
         model, seconds = make()
         model.eval()
         gone = self.bench.samples.subset(self.requests[request])
         made = Answers(predict(model, gone.inputs), predict(model, self.bench.holdout.inputs), seconds)
         tensors = {name: getattr(made, name).contiguous() for name in SETS}
-        write_file(path, save(tensors, metadata={"seconds": json.dumps(seconds), "code": json.dumps(code)}), overwrite=True)
+        header = {"seconds": json.dumps(seconds), "code": json.dumps(code), "key": key}
+        write_file(path, save(tensors, metadata=header), overwrite=True)
         self.say(f"{self.name} · seed {seed} · {request} · {label}: {seconds:.1f} s")
         return made
+
+    def _key(self, label: str, request: str, seed: int) -> str:
+        """Of all that decides a model's logits, the code aside."""
+        bench = self.bench
+        data = [bench.origin, bench.holdout.digest(), bench.samples.subset(self.requests[request]).ids_digest()]
+        return json_digest([self.name, *data, bench.options.to_dict(), label, bench.rows.get(label), seed])
 
     def retrain(self, request: str, seed: int) -> Answers:
         """The same loop without the samples of a request."""
@@ -125,12 +141,20 @@ class Recorded:
 
         def make() -> tuple[nn.Module, float]:
             run, _ = self.run(seed)
-            ids = [run.listed.ids[position] for position in self.requests[request]]
+            first = next(iter(self.requests))
+            if request != first and label not in self._met:
+                # The first one was met on a run that is gone: what it left there is made again, so that this one is a next one.
+                self._unlearn(run, label, first)
             started = time.process_time()
-            result = unlearn(run, ids=ids, method="path-replay", **self.bench.rows[label])
+            result = self._unlearn(run, label, request)
             return result.model, time.process_time() - started
 
         return self.answers(label, request, seed, make)
+
+    def _unlearn(self, run: Run, label: str, request: str) -> Unlearned:
+        self._met.add(label)
+        ids = [run.listed.ids[position] for position in self.requests[request]]
+        return unlearn(run, ids=ids, method="path-replay", **self.bench.rows[label])
 
     def figures(self) -> dict[str, Any]:
         """All of the loop, JSON-able, by request."""
@@ -176,6 +200,13 @@ class Recorded:
         return {"spread": {name: [each[name] for each in spread] for name in SETS}, "forgotten": len(labels), "rows": rows}
 
 
+def _code() -> dict[str, str]:
+    """Of what trains and unlearns."""
+    folder = Path(__file__).parent
+    loops = {f"lab/{name}": source_digest((folder / name).read_text("utf-8"))[:DIGITS] for name in MODULES}
+    return code_of("path-replay") | loops
+
+
 def run(
     name: str,
     *,
@@ -197,7 +228,7 @@ def run(
         "samples": len(bench.samples),
         "holdout": len(bench.holdout),
         "seeds": list(SEEDS),
-        **vouched(code_of("path-replay"), keep_stale=keep_stale),
+        **vouched(_code(), keep_stale=keep_stale),
         "environment": environment(),
         "requests": recorded.figures(),
     }

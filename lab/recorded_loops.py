@@ -49,7 +49,8 @@ Train = Callable[..., "Run | nn.Module"]
 class Bench:
     """A loop: its data, and ``train(seed, keep, record=…)``, which gives the run where it is recorded, else the model.
 
-    ``rows``: options of ``path-replay`` by the row's label.
+    ``rows``: options of ``path-replay`` by the row's label. ``options``: those of the loop. ``origin``: a digest of the data and
+    weights that it starts from.
     """
 
     title: str
@@ -57,6 +58,8 @@ class Bench:
     holdout: Samples
     rows: dict[str, dict[str, Any]]
     train: Train
+    options: LoopOptions
+    origin: str
 
 
 def _data(opened: Experiment) -> tuple[Samples, Samples]:
@@ -88,36 +91,42 @@ def _own_loop(shared: Path) -> Bench:
     opened = _cnn(shared)
     samples, holdout = _data(opened)
     train = _in_own_loop(lambda: copy.deepcopy(opened.model), "norm+head", samples, CNN)
-    return Bench("ResNet-20, BatchNorm and head, a plain loop", samples, holdout, DEPTHS, train)
+    return Bench("ResNet-20, BatchNorm and head, a plain loop", samples, holdout, DEPTHS, train, CNN, opened.identity)
 
 
 def _whole_cnn(shared: Path) -> Bench:
     opened = _cnn(shared)
     samples, holdout = _data(opened)
-    train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, replace(CNN, lr=5e-4))
-    return Bench("ResNet-20, all weights, a plain loop", samples, holdout, WHOLE, train)
+    options = replace(CNN, lr=5e-4)
+    train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, options)
+    return Bench("ResNet-20, all weights, a plain loop", samples, holdout, WHOLE, train, options, opened.identity)
 
 
 def _whole_vit(shared: Path) -> Bench:
     ensure_operators()
     from timm.models.vision_transformer import VisionTransformer
 
-    samples, holdout = _data(_cnn(shared))
+    opened = _cnn(shared)
+    samples, holdout = _data(opened)
+    options = replace(CNN, lr=1e-3, epochs=20)
 
     def make() -> nn.Module:
         torch.manual_seed(0)
         return VisionTransformer(img_size=32, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=10)
 
-    train = _in_own_loop(make, "all", samples, replace(CNN, lr=1e-3, epochs=20))
-    return Bench("a ViT of 4 blocks, all weights from random ones, a plain loop", samples, holdout, WHOLE, train)
+    train = _in_own_loop(make, "all", samples, options)
+    title = "a ViT of 4 blocks, all weights from random ones, a plain loop"
+    return Bench(title, samples, holdout, WHOLE, train, options, opened.identity)
 
 
 def _whole_vit_s14(shared: Path) -> Bench:
     opened = _vit(shared)
     samples, holdout = _data(opened)
-    train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, replace(TRANSFORMER, lr=1e-4))
+    options = replace(TRANSFORMER, lr=1e-4)
+    train = _in_own_loop(lambda: copy.deepcopy(opened.model), "all", samples, options)
     rows = {label: options for label, options in WHOLE.items() if label != "all"}  # whose rows would cost many trainings
-    return Bench("ViT-S/14, all weights from pre-trained ones, a plain loop", samples, holdout, rows, train)
+    title = "ViT-S/14, all weights from pre-trained ones, a plain loop"
+    return Bench(title, samples, holdout, rows, train, options, opened.identity)
 
 
 def _lora(shared: Path) -> Bench:
@@ -134,7 +143,8 @@ def _lora(shared: Path) -> Bench:
 
     train = _in_own_loop(make, "lora+head", samples, TRANSFORMER)
     rows = {label: options for label, options in WHOLE.items() if label != "all"}  # whose rows would cost many trainings
-    return Bench("ViT-S/14, LoRA of rank 8 and head, a plain loop", samples, holdout, rows, train)
+    title = "ViT-S/14, LoRA of rank 8 and head, a plain loop"
+    return Bench(title, samples, holdout, rows, train, TRANSFORMER, opened.identity)
 
 
 def _trainer(shared: Path) -> Bench:
@@ -148,7 +158,8 @@ def _trainer(shared: Path) -> Bench:
         network = copy.deepcopy(opened.model)
         return trainer_fit(network, "norm+head", samples, options, seed=seed, keep=keep, record=record)
 
-    return Bench("ViT-S/14, LayerNorm and head, Hugging Face's Trainer", samples, holdout, DEPTHS, train)
+    title = "ViT-S/14, LayerNorm and head, Hugging Face's Trainer"
+    return Bench(title, samples, holdout, DEPTHS, train, options, opened.identity)
 
 
 LOOPS: dict[str, Callable[[Path], Bench]] = {

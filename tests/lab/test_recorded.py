@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ def bench(shared: Path) -> Bench:
     known = samples(30)
     options = LoopOptions(epochs=2, batch_size=8, pad=1, dropout=0.2)
     train = _in_own_loop(make, "3.*", known, options)
-    return Bench("a head alone", known, samples(20), {"head": WHOLE["head"]}, train)
+    return Bench("a head alone", known, samples(20), {"head": WHOLE["head"]}, train, options, "digits")
 
 
 def test_where_the_head_alone_is_tuned_a_replay_is_retrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +59,51 @@ def test_where_the_head_alone_is_tuned_a_replay_is_retrain(tmp_path: Path, monke
     table = page.split("## tiny: a head alone")[1]
     assert table.count("\n| ") == 2 + 3
     assert table.splitlines()[4].count("|") == len(COLUMNS) + 1
+
+
+def test_a_kept_model_of_another_question_or_another_loop_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def asked(known: Bench, *, keep_stale: bool = False) -> bool:
+        """Whether Retrain was trained, rather than read."""
+        monkeypatch.setitem(LOOPS, "tiny", lambda shared: known)
+        said.clear()
+        recorded.Recorded("tiny", shared=tmp_path, work=tmp_path, say=said.append, keep_stale=keep_stale).retrain("image-0", 0)
+        return bool(said)
+
+    first = bench(tmp_path)
+    assert asked(first)
+    assert not asked(first)
+    others = (
+        replace(first, options=replace(first.options, lr=0.1)),
+        replace(first, origin="others"),
+        replace(first, holdout=first.holdout.subset(range(10))),
+    )
+    for other in others:
+        assert asked(other, keep_stale=True)
+        assert asked(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded, "source_digest", lambda text: "an edited loop")
+        assert not asked(first, keep_stale=True)
+        assert asked(first)
+
+
+def test_a_next_request_after_an_interruption_follows_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOOPS, "tiny", bench)
+    folders = {"shared": tmp_path, "work": tmp_path}
+    before = recorded.Recorded("tiny", **folders, say=lambda text: None)
+    before.row("head", "class-0", 0)
+    sizes: list[int] = []
+
+    def unlearn(*arguments: Any, **options: Any) -> Any:
+        sizes.append(len(options["ids"]))
+        return fastntk.unlearn(*arguments, **options)
+
+    monkeypatch.setattr(recorded, "unlearn", unlearn)
+    after = recorded.Recorded("tiny", **folders, say=lambda text: None)
+    for request in after.requests:
+        after.row("head", request, 0)
+    assert sizes == [10, 3, 1, 1, 1, 1, 1], "class 0 once more, before the first one that was missing"
 
 
 def test_requests_name_a_class_a_tenth_and_single_images() -> None:
