@@ -162,6 +162,16 @@ def test_another_configuration_is_refused(finished: Path, monkeypatch: pytest.Mo
     assert "made by another configuration" in result.stderr
 
 
+def test_what_is_made_again_is_said_with_kept_records_too(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = tuple(row._replace(options={"damping": 0.5}) if row.label == "fast-ntk" else row for row in TINY.methods)
+    other = dataclasses.replace(HERE[0], setting=dataclasses.replace(TINY, methods=methods))
+    monkeypatch.setattr(cells_module, "CELLS", (other,))
+    for options in ([], ["--keep-stale"]):
+        result = reproduce("table1", "--out", finished, "--plan", *options)
+        assert "1 records are stale and made again: made with another method, options or request." in result.output
+        assert ("0 steps are not done again" in result.output) == bool(options)
+
+
 def test_plan_writes_nothing(tiny: None, tmp_path: Path) -> None:
     result = reproduce("table1", "--out", tmp_path / "new", "--plan", "--json")
     assert result.exit_code == 0, result.output
@@ -271,7 +281,8 @@ def test_the_papers_own_settings_run_on_files_in_the_public_layouts(public_files
     for table in ("table1", "table2"):
         result = reproduce(table, "--real", "--out", public_files / "out", "--data-root", public_files)
         assert result.exit_code == 0, result.output
-        assert "stand-in" not in (public_files / f"out/{table}.md").read_text()
+        assert "stand-in" not in (public_files / f"out/{table}-real.md").read_text()
+        assert not (public_files / f"out/{table}.md").exists()
     vit = open_experiment(small[1].setting, shared=public_files, work=public_files / "work")
     classes = vit.samples.classes
     assert classes is not None

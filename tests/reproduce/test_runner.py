@@ -136,6 +136,15 @@ def test_records_of_other_code_are_stale_and_made_again(finished: Path, monkeypa
     assert plan([TINY], out=finished, work=work, keep_stale=True) == []
 
 
+def test_trained_weights_of_other_code_are_counted_too(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other_code(monkeypatch, "training")
+    steps = plan([TINY], out=finished, work=finished / "work")
+    again = "are stale and made again: made by other"
+    assert stale_text(steps) == f"9 trained weights {again} training code; 14 records {again} code (training)"
+    steps = plan([TINY], out=finished, work=tmp_path)
+    assert stale_text(steps) == f"14 records {again} code (training)", "weights that are not there are not stale"
+
+
 def test_a_baseline_that_changed_leaves_the_others_records(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other_code(monkeypatch, "baselines")
     steps = plan([TINY], out=finished, work=finished / "work")

@@ -48,6 +48,8 @@ def reproduce(
 
     One record a cell, method and seed, what unlearn and then audit give, is kept in DIR/records; a run that was stopped, even
     killed, goes on from there. Nothing is written outside DIR and --work. Records made by other code are made again.
+    DIR/TABLE.md and its other formats (DIR/TABLE-real.md with --real) hold the cells and rows of this call alone: a narrower
+    choice replaces a fuller table, and the same command without it writes that again from the records.
     Without --real the cells are those that two CPU cores can do; what replaces the paper's network or data is labelled.
 
     Examples:
@@ -85,7 +87,7 @@ def reproduce(
     if keep_stale:
         kept = len(plan_steps(settings_of(cells), out=out, work=work)) - len(steps)
         output.say(f"{kept} steps are not done again, though other code made their files (--keep-stale).")
-    elif stale_text(steps):
+    if stale_text(steps):
         output.say(stale_text(steps) + ".")
     if plan:
         output.finish({"command": "reproduce", "table": table, "plan": record, "expected": _expect(output, cells)})
@@ -94,7 +96,7 @@ def reproduce(
     try:
         with progress():
             run_steps(steps, shared=data_root, work=work, keep_stale=keep_stale)
-            written = write_table(table, cells, out=out)
+            written = write_table(table, cells, out=out, suffix="-real" if real else "")
     except KeyboardInterrupt as interrupt:
         # What is finished is kept as records; nothing half-done remains.
         with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more

@@ -13,8 +13,8 @@ from fastntk.reproduce.render import html, latex, markdown
 from fastntk.reproduce.tables import table_of
 
 
-def write_table(name: str, cells: Sequence[Cell], *, out: Path) -> list[Path]:
-    """Write ``name``.md, .tex, .html, .svg and .png to ``out``, from the records there."""
+def write_table(name: str, cells: Sequence[Cell], *, out: Path, suffix: str = "") -> list[Path]:
+    """Write ``name``.md, .tex, .html, .svg and .png to ``out``, with a ``suffix``, from the records there; these cells alone."""
     comparisons = compare(name, cells, out=out)
     table = table_of(name, comparisons)
     contents = {
@@ -24,4 +24,4 @@ def write_table(name: str, cells: Sequence[Cell], *, out: Path) -> list[Path]:
         "svg": plot(table, comparisons, kind="svg"),
         "png": plot(table, comparisons, kind="png"),
     }
-    return [write_file(out / f"{name}.{kind}", content, overwrite=True) for kind, content in contents.items()]
+    return [write_file(out / f"{name}{suffix}.{kind}", content, overwrite=True) for kind, content in contents.items()]

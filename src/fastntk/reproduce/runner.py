@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,8 @@ from fastntk.reproduce.experiment import fit_file, has_vector, open_experiment, 
 from fastntk.reproduce.methods import check_methods, needs_rows
 from fastntk.reproduce.records import MISSING, SCHEMA, check_folder, reason_to_run, setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
+
+RETRAINED = "made by other training code"
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,17 @@ def plan(settings: Sequence[Setting], *, out: Path, work: Path, keep_stale: bool
                 for seed in setting.retrain_seeds
             ),
         ]
-        steps += [step for step in trainings if not has_vector(step.target, keep_stale=keep_stale)]
+        trainings = [step for step in trainings if not has_vector(step.target, keep_stale=keep_stale)]
+        steps += [replace(step, reason=RETRAINED) if step.target.exists() else step for step in trainings]
         steps += missing
     return steps
 
 
 def stale_text(steps: Sequence[Step]) -> str:
-    """How many records are made again, and why; empty where none is."""
-    reasons = Counter(step.reason for step in steps if step.reason != MISSING)
-    return "; ".join(f"{count} records are stale and made again: {reason}" for reason, count in reasons.items())
+    """How many trained weights and records are made again, and why; empty where none is."""
+    stale = [step for step in steps if step.reason != MISSING]
+    reasons = Counter(("records" if step.kind == "record" else "trained weights", step.reason) for step in stale)
+    return "; ".join(f"{count} {what} are stale and made again: {reason}" for (what, reason), count in reasons.items())
 
 
 def _missing_records(setting: Setting, folder: Path, *, keep_stale: bool) -> Iterator[Step]:
