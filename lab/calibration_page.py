@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy.stats import beta
 
-from fastntk.auditing.calibration import LEVEL, TESTS, distance_limit, pair_factor
+from fastntk.auditing.calibration import DISTANCE_SD, DISTANCE_SD_MANY, LEVEL, TESTS, distance_limit, pair_factor
 from fastntk.reproduce.records import read_record
 from lab.provenance import provenance
 
@@ -84,9 +84,12 @@ def _limits() -> str:
         "| forgotten samples | R | total variation to the Retrains over that between them, at most | the spread may be off by |",
         "| --- | --- | --- | --- |",
     ]
-    for count, title in ((1, "1"), (5, "2 to 9"), (30, "10 to 99"), (100, "100 and more")):
-        for others in (1, 3, 7):
-            lines.append(f"| {title} | {others} | {distance_limit(count, others):.2f} | {pair_factor(count, others):.2f} × |")
+    first = 1
+    for most in (*(most for most, _ in DISTANCE_SD), None):
+        title = f"{first} and more" if most is None else f"{first} to {most}" if most > first else f"{first}"
+        for others in DISTANCE_SD_MANY:
+            lines.append(f"| {title} | {others} | {distance_limit(first, others):.2f} | {pair_factor(first, others):.2f} × |")
+        first = (most or first) + 1
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import PATH_BEST, MethodRow, Setting
 from lab.comparison_nearest import is_own
 from lab.figure_labels import place_labels
-from lab.rows import multiple, row_of
+from lab.rows import row_of
 
 OURS, THEIRS, BOUNDS = "#1f77b4", "#6b6b6b", "#111111"
 LEAST_COST = 1e-3
@@ -72,7 +72,7 @@ def points(setting: Setting, *, folder: Path) -> list[Point]:
         if row is None:
             continue
         known = {"full": 0.0, "retrain": 1.0}
-        distance, cost = multiple(row, "others", "forget"), known.get(method.method, row.ratio_with_rows.mean)
+        distance, cost = row.multiple("others", "forget"), known.get(method.method, row.ratio_with_rows.mean)
         if distance.mean is not None and cost is not None:
             found.append(Point(method, max(cost, LEAST_COST), distance.mean, distance.std or 0.0))
     return found

@@ -10,7 +10,7 @@ from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Setting
 from fastntk.unlearning.registry import METHODS
 from lab.comparison import OWN, comparison
-from lab.rows import multiple, row_of
+from lab.rows import row_of
 
 PLACES = ("forget", "holdout")
 SHARES = (0.5, 0.25, 0.03)
@@ -42,7 +42,7 @@ def reached(setting: Setting, *, folder: Path) -> list[Reached]:
         row = row_of(setting, setting.requests[0], method, folder=folder)
         if row is None or method.method in ("full", "retrain"):
             continue
-        distances, cost = [multiple(row, "others", place).mean for place in PLACES], row.ratio_with_rows.mean
+        distances, cost = [row.multiple("others", place).mean for place in PLACES], row.ratio_with_rows.mean
         if cost is not None and None not in distances:
             found.append(Reached(max(value for value in distances if value is not None), cost, method))
     return found
@@ -63,10 +63,6 @@ def nearest_text(setting: Setting, *, folder: Path) -> str:
     ]
     parts = [f"{words} {min(group).text}" for words, group in groups if group]
     return f"Nearest, by the larger of the two distances to other seeds: {'; '.join(parts)}." if parts else ""
-
-
-def _needs_record(method: MethodRow) -> bool:
-    return "trace" in METHODS[method.method].needs
 
 
 def head_text(out: Path) -> str:

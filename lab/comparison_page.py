@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastntk.auditing.record_figures import Attack
 from fastntk.auditing.ulira import LEAST, median_shift, median_shift_null, u_lira, u_lira_null
@@ -19,7 +19,7 @@ from lab.comparison_nearest import PLACES, nearest_text
 from lab.comparison_tuning import tuning_text
 from lab.comparison_words import DEVELOPED, header
 from lab.provenance import provenance, stored
-from lab.rows import Row, multiple, record_paths, records_of, row_of
+from lab.rows import Row, record_paths, records_of, row_of
 from lab.unlearning_page import figure_text, relearn_text, setting_text
 
 COLUMNS = (
@@ -96,9 +96,9 @@ def _cells(row: Row, records: list[Record], reference: list[Record], request: Re
     ]
 
 
-def multiple_text(row: Row, kind: str) -> str:
+def multiple_text(row: Row, kind: Literal["same", "others"]) -> str:
     """A distance on D_f / hold-out in units of the spread, ± over seeds."""
-    return " / ".join(figure_text(multiple(row, kind, place), 2) for place in PLACES)
+    return " / ".join(figure_text(row.multiple(kind, place), 2) for place in PLACES)
 
 
 def _told_apart(test: Attack | None, models: int) -> str:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fastntk.reproduce.records import setting_folder
 from fastntk.reproduce.setting import MethodRow, Request, Setting
@@ -56,10 +57,13 @@ class Row:
     uses_rows: bool
     verdicts: tuple[str, ...]
 
-    def multiple(self, kind: str, where: str) -> float | None:
-        """A distance in units of the seed-to-seed spread; ``kind`` is "same" or "others"."""
-        figure, spread = getattr(self, kind)[where], self.spread[where].mean
-        return None if figure.mean is None or not spread else figure.mean / spread
+    def multiple(self, kind: Literal["same", "others"], place: str) -> Figure:
+        """A distance in units of the seed-to-seed spread."""
+        figure: Figure = getattr(self, kind)[place]
+        unit = self.spread[place].mean
+        if figure.mean is None or not unit:
+            return Figure(None)
+        return Figure(figure.mean / unit, None if figure.std is None else figure.std / unit, figure.count)
 
 
 def records_of(setting: Setting, request: Request, method: MethodRow, *, folder: Path) -> list[Record]:
@@ -127,12 +131,3 @@ def _seconds(record: Record) -> float:
 def _verdict(record: Record) -> str | None:
     verdict = record["audit"]["details"].get("validity", {}).get("verdict")
     return None if verdict in (None, "ok") else f"{verdict} (seed {record['seed']})"
-
-
-def multiple(row: Row, kind: str, place: str) -> Figure:
-    """A distance in units of the spread; ``kind`` is "same" or "others"."""
-    figure: Figure = getattr(row, kind)[place]
-    unit = row.spread[place].mean
-    if figure.mean is None or not unit:
-        return Figure(None)
-    return Figure(figure.mean / unit, None if figure.std is None else figure.std / unit, figure.count)

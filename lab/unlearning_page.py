@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
@@ -49,6 +49,7 @@ COLUMNS = (
     "method", "seeds", "retain", "forget", "hold-out", "relearn", "recovered", "TV on D_f, same", "TV on D_f, others",
     "TV on hold-out, same", "TV on hold-out, others", "Δw", "seconds", "× Retrain", "again",
 )  # fmt: skip
+KINDS: tuple[Literal["same", "others"], ...] = ("same", "others")
 
 
 def page(settings: Sequence[Setting], *, single: Sequence[Setting], out: Path) -> str:
@@ -128,7 +129,7 @@ def table_text(request: Request, setting: Setting, rows: Sequence[Row | None]) -
 def _cells(row: Row) -> list[str]:
     count = str(len(row.seeds)) if len(row.seeds) == row.wanted else f"{len(row.seeds)} of {row.wanted}"
     percent = [figure_text(row.accuracy[name], 1, scale=100) for name in ("retain", "forget", "holdout")]
-    distances = [_distance(row, kind, where) for where in ("forget", "holdout") for kind in ("same", "others")]
+    distances = [_distance(row, kind, where) for where in ("forget", "holdout") for kind in KINDS]
     again = figure_text(row.ratio_without_rows, 2) if row.uses_rows else "–"
     costs = [figure_text(row.seconds, 1), figure_text(row.ratio_with_rows, 2), again]
     return [
@@ -151,8 +152,8 @@ def relearn_text(row: Row) -> str:
     return figure_text(row.relearn, 1)
 
 
-def _distance(row: Row, kind: str, where: str) -> str:
-    multiple = row.multiple(kind, where)
+def _distance(row: Row, kind: Literal["same", "others"], where: str) -> str:
+    multiple = row.multiple(kind, where).mean
     times = "" if multiple is None else f" [{multiple:.2f}×]"
     return figure_text(getattr(row, kind)[where], 3) + times
 
