@@ -1,9 +1,10 @@
 """Which code a record was made by: digests of the source that decides figures, room by room.
 
-A digest is over the modules' syntax trees without docstrings, comments, formatting, annotations and the words of errors:
-rewording changes nothing, another constant or default does. ``baselines`` are apart from ``unlearning``, so that a new baseline
-leaves the records of other methods as they are; the registry is in neither. Rooms that decide no figure (command line, reports,
-storage, integrations, base) are not here.
+A digest is over the modules' syntax trees without docstrings, comments, formatting, annotations of arguments and results, and the
+words of errors: rewording changes nothing, another constant or default does, and so does another annotation of a variable, as of
+a module's constant or a dataclass's field. ``baselines`` are apart from ``unlearning``, so that a new baseline leaves the records
+of other methods as they are; the registry is in neither. Rooms that decide no figure (command line, reports, storage,
+integrations, base) are not here.
 
     TRAINING      what decides trained weights             data, models, tuning, training
     UNLEARNING    and what an unlearned model is           linalg, tangent, planning, unlearning (and Retrain)
@@ -98,7 +99,7 @@ def _modules(package: Path, room: str) -> list[Path]:
 
 
 class _Wordless(ast.NodeTransformer):
-    """Takes out what decides no figure: docstrings and other bare strings, annotations, what an error says."""
+    """Takes out what decides no figure: bare strings, annotations of arguments and results, what an error says."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         """Docstrings of modules, functions, classes and attributes."""
