@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ main()
 NUMBERS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "the terminal went": signal.SIGHUP}
 
 
+def _dispose(hangup: signal.Handlers) -> None:
+    """In the child: signals as at a terminal, also where the tests were started by nohup or in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, hangup)
+
+
 def held(target: Path, stage: str, *, ignoring: bool = False) -> subprocess.Popen[str]:
     """A command that waits with its output unfinished, written or removed again."""
     child = subprocess.Popen(
@@ -68,7 +75,7 @@ def held(target: Path, stage: str, *, ignoring: bool = False) -> subprocess.Pope
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=(lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignoring else None,  # type: ignore[arg-type, return-value]
+        preexec_fn=partial(_dispose, signal.SIG_IGN if ignoring else signal.SIG_DFL),
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"

@@ -13,7 +13,7 @@ from lab.comparison import BASELINES, BUDGET, comparison
 from lab.comparison_page import separation
 from lab.path_rows import PathRecords
 from lab.path_targets import BEST
-from lab.rows import Row, multiple, records_of, row_of
+from lab.rows import Row, records_of, row_of
 from lab.settings import EXPERIMENTS
 from torch import nn
 from torch.utils.data import DataLoader
@@ -134,7 +134,7 @@ def replays_of_cnns_are_found_out() -> bool:
 
 def farther(label: str, *, request: int) -> float:
     """The larger of both distances to other Retrains."""
-    return max(multiple(compared(label, request=request), "others", place).mean or 0.0 for place in ("forget", "holdout"))
+    return max(compared(label, request=request).multiple("others", place).mean or 0.0 for place in ("forget", "holdout"))
 
 
 def area(label: str) -> float:

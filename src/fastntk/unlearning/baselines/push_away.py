@@ -8,6 +8,7 @@ end no forgotten sample is classified correctly.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ def push_away(
             f"rate (lr={lr}) or the epochs."
         ),
     )
+    known = 0
     with eval_mode(model):
         while taken < (MOST_EPOCHS if epochs is None else epochs):
             for batch in torch.randperm(len(labels), generator=generator).split(batch_size):
@@ -91,12 +93,21 @@ def push_away(
                 loss = F.cross_entropy(logits(model, inputs[batch]), wanted.to(device_of(model)))
                 stepper.step(loss if random_labels else -loss)
             taken += 1
-            if epochs is None and not bool((predict(model, inputs).argmax(1) == labels).any()):
-                break
+            if epochs is None:
+                known = int((predict(model, inputs).argmax(1) == labels).sum())
+                if not known:
+                    break
     for parameter in parameters:
         parameter.grad = None
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise InputError(f"The weights overflowed after {taken} epochs. Lower the learning rate (lr={lr}) or the epochs.")
+    if known:
+        name = "random-label" if random_labels else "max-loss"
+        warnings.warn(
+            f"{name}: after {taken} epochs, the most that are taken unless told, {known} of {len(labels)} forgotten samples are "
+            f"still classified correctly. Raise the learning rate (lr={lr}) or name the epochs",
+            stacklevel=2,
+        )
     return taken
 
 
