@@ -157,6 +157,13 @@ def deltagrad_beats_the_head() -> bool:
     return nearer and nearest and all(0.5 < cost < 1 for cost in costs) and area("deltagrad") > area("path-replay, head") + 0.1
 
 
+def audits_cost_more() -> bool:
+    cost = read_json(RESULTS / "audit" / "resnet20-100-class-0.json")["cost"]
+    said = (ROOT / "docs" / "faq.md").read_text("utf-8")
+    seconds = round(cost["audit_seconds"]), round(cost["retrain_seconds"])
+    return cost["audit_seconds"] > 2 * cost["retrain_seconds"] and all(f"{each} s" in said for each in seconds)
+
+
 def sizes() -> bool:
     largest = max(setting.images_per_class or 0 for setting in EXPERIMENTS["path"] if setting.model == "resnet20")
     assert 10 * largest == 5000
@@ -175,6 +182,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "Cheap requests come near": vits_are_cheap,
     "A CNN whose norm layers were tuned": cnns_are_not,
     "on a random 10 %": replays_of_cnns_are_found_out,
+    "An audit trains Retrains of its own": audits_cost_more,
     "By distance, DeltaGrad on the same record": deltagrad_beats_the_head,
     "Measured on two CPU cores": sizes,
 }
