@@ -615,6 +615,16 @@ def test_after_full_fine_tuning_a_replay_of_the_head_says_first_that_the_body_st
     assert validity["verdict"] == "retrain instead"
     left = sum(run.subset.parameters[name].numel() for name in made.details["left"])
     assert validity["left_share"] == left / run.subset.numel > 0.5
-    whole = without(run, depth="all", ids=["p3"]).details["validity"]
-    assert whole["left_share"] == 0
-    assert not any("full fine-tuning" in reason for reason in whole["reasons"])
+
+
+def test_after_full_fine_tuning_a_deep_replay_says_first_that_it_can_end_farther_away() -> None:
+    torch.manual_seed(0)
+    model = Layers().double()
+    run = fastntk.fit(model, fastntk.tune(model, "all"), points(), recipe(), trace=True)
+    with pytest.warns(UserWarning, match="rows foretell how few weights move a little"):
+        deep = without(run, depth="all", ids=["p3"]).details["validity"]
+    assert (deep["verdict"], deep["left_share"]) == ("retrain instead", 0)
+    assert deep["trained_share"] > 0.5
+    assert run.trace is not None
+    exact = without(run, depth="all", ids=["p3"], exact=run.trace.epochs).details["validity"]
+    assert not any("full fine-tuning" in reason for reason in exact["reasons"]), "every epoch is the network's own: that is Retrain"
