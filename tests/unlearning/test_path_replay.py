@@ -627,4 +627,4 @@ def test_after_full_fine_tuning_a_deep_replay_says_first_that_it_can_end_farther
     assert deep["trained_share"] > 0.5
     assert run.trace is not None
     exact = without(run, depth="all", ids=["p3"], exact=run.trace.epochs).details["validity"]
-    assert not any("full fine-tuning" in reason for reason in exact["reasons"]), "every epoch is the network's own: that is Retrain"
+    assert not any("full fine-tuning" in reason for reason in exact["reasons"]), "with every epoch exact it is Retrain"
