@@ -46,7 +46,11 @@ RECORD: dict[str, Any] = {
         ("retain_accuracy>60.1", 60.1, 60.1, False),
         ("retain_accuracy>=-3", 60.1, -3, True),
         ("relearn_epochs>=retrain*0.8", None, 32, True),
+        ("relearn_epochs>=100", None, 100, True),
+        ("relearn_epochs>=100.5", None, 100.5, False),
         ("relearn_epochs<=100", None, 100, False),
+        ("relearn_epochs<=1e6", None, 1e6, False),
+        ("relearn_epochs==100", None, 100, False),
         ("total_variation_forget<=spread*1.25", 0.02, 0.0225, True),
         ("total_variation_forget<=spread", 0.02, 0.018, False),
         ("total_variation_forget<full*0.1", 0.02, 0.05, True),
@@ -71,9 +75,37 @@ def test_what_holds(
 
 
 @pytest.mark.parametrize(
+    ("text", "epochs", "passed"),
+    [
+        ("relearn_epochs<=retrain", 30, True),  # Retrain takes more than 40.
+        ("relearn_epochs<retrain-20", 20, False),
+        ("relearn_epochs<retrain-20", 19, True),
+        ("relearn_epochs<=retrain", 41, False),
+        ("relearn_epochs>=retrain", 50, False),
+        ("relearn_epochs==retrain", 40, False),
+        ("relearn_epochs>=retrain", None, False),
+        ("relearn_epochs<=retrain", None, False),
+        ("relearn_epochs==retrain", None, False),
+        ("relearn_epochs>=retrain*0.5", None, False),
+    ],
+)
+def test_a_censored_retrain_shows_that_less_is_less_and_nothing_else(
+    record_with: Callable[..., AuditRecord], text: str, epochs: int | None, passed: bool
+) -> None:
+    unlearned = {"epochs": epochs, "censored": epochs is None, "cap": 40}
+    relearn = {"unlearned": unlearned, "retrain": {"epochs": None, "censored": True, "cap": 40}}
+    outcome = evaluate(parse(text), record_with(RECORD | {"relearn": RECORD["relearn"] | relearn}))
+    assert (outcome.passed, outcome.left, outcome.right) == (passed, epochs, None)
+    assert outcome.note is not None
+    assert ("does not show" in outcome.note) is not passed
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "cannot be read"),
+        ("forget_accuracy<=1e999", "number is too large"),
+        ("forget_accuracy<=retrain*1e999", "number is too large"),
         ("forget_accuracy", "cannot be read"),
         ("forget_accuracy=3", "cannot be read"),
         ("forget_accuracy=<3", "cannot be read"),

@@ -122,6 +122,7 @@ def test_hidden_names_need_their_key(photos: Path) -> None:
     away = key.rename(key.with_suffix(".away"))
     said = command("unlearn", run, "--classes", "1", "--out", photos.parent / "result", code=2).output
     assert "class names of this run are hidden" in said
+    assert "do without images: --no-images" in " ".join(said.split())
     assert not (photos.parent / "result").exists()
     blind = photos.parent / "blind"  # by another key than its names, so it knows no source
     command("unlearn", run, "--classes", "1", "--no-images", "--out", blind)

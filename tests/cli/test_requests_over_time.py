@@ -28,7 +28,7 @@ from fastntk.base.errors import InputError
 from fastntk.cli import erase as erase_module
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.runs import load_run
-from fastntk.storage.traces import trace_scratch
+from fastntk.storage.traces import trace_places
 
 CLASSES = ("ape", "bee", "cat")
 EACH = 5
@@ -117,6 +117,8 @@ def test_a_hold_out_set_without_a_class_is_said_and_audited(place: Path, emptied
     options = ["--data", place / "photos", "--holdout", place / "unseen", "--no-probes", "--relearn-cap", "1"]
     outcome = command("audit", place / "run", place / "first", *options)
     assert "none of bee: nothing is measured on new images of these" in " ".join(outcome.stdout.split())
+    record = json.loads((place / "first" / "audit.json").read_text())
+    assert any("No hold-out sample is of these trained classes: bee. No figure" in sentence for sentence in record["limits"])
     shutil.rmtree(place / "unseen")
     (place / "unseen" / "yak").mkdir(parents=True)
     shutil.copy(place / "photos" / names_of("ape")[0], place / "unseen" / "yak")
@@ -294,11 +296,31 @@ def test_what_a_killed_erase_leaves_is_swept_by_the_next(place: Path) -> None:
 def test_erase_removes_what_a_killed_training_left_of_its_trace(place: Path, there: bool) -> None:
     if not there:
         shutil.rmtree(place / "run")
-    claim = _claim(trace_scratch(place / "run"))
+    claim = _claim(trace_places(place / "run")[0])
     claim.path("lock").touch()  # which nobody holds
     (claim.path("tmp") / "trace").mkdir(parents=True)
     command("erase", place / "run", "--yes")
     assert sorted(path.name for path in place.iterdir()) == ["photos"]
+
+
+@pytest.mark.parametrize("by", ["erase", "finetune"])
+def test_nor_is_it_forgotten_once_the_folder_above_was_made(place: Path, by: str) -> None:
+    out = place / "runs" / "first"
+    claim = _claim(trace_places(out)[0])
+    assert claim.target.parent == place
+    claim.path("lock").touch()  # which nobody holds
+    (claim.path("tmp") / "trace").mkdir(parents=True)
+    out.parent.mkdir()
+    other = _claim(trace_places(place / "first")[0])  # of a run of that name elsewhere
+    other.path("lock").touch()
+    other.path("tmp").mkdir()
+    if by == "erase":
+        command("erase", out, "--yes")
+    else:
+        options = ["--data", place / "photos", "--epochs", "1", "--batch-size", "4"]
+        command("finetune", "resnet20", *options, "--out", out)
+    assert not claim.present
+    assert other.present
 
 
 def test_a_link_to_an_erased_picture_is_an_erased_picture(place: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.training.losses import recognised
+from fastntk.training.path_store import EXPECTED_STEPS
 from fastntk.training.recorder import Recorder
 
 N, CLASSES = 24, 3
@@ -485,6 +486,33 @@ def test_the_bodys_path_is_kept_as_far_as_there_is_room() -> None:
     *_, run = loop(trace=True, room=100)
     assert run.trace.facts.body == ()
     assert run.trace.gradients is None
+    *_, run = loop(trace=True, room=EXPECTED_STEPS * 8 * 8)  # one of the norm's two parameters: not a whole block
+    assert run.trace.facts.body == ("1.bias",)
+    note = fastntk.unlearn(run, ids=[run.listed.ids[0]]).details["note"]
+    assert "no further than the head: the trace does not have the path of the whole block next to the head" in note
+
+
+def test_targets_in_a_form_that_labels_do_not_have_reach_every_depth() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+    samples = fastntk.Samples(torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % CLASSES)
+    loss = nn.BCEWithLogitsLoss()
+    subset = fastntk.tune(model, "norm+head")
+    optimizer = torch.optim.SGD(subset.parameters.values(), lr=0.1)
+    recorder = fastntk.record(model, subset, optimizer, loss=loss)
+    for step in range(6):
+        where = torch.arange(12)[step % 3 :: 3]
+        targets = nn.functional.one_hot(samples.labels[where], CLASSES).double()
+        with recorder.batch([samples.ids[i] for i in where.tolist()], targets):
+            optimizer.zero_grad()
+            loss(model(samples.inputs[where]), targets).backward()
+            optimizer.step()
+    run = recorder.finish(samples)
+    assert fastntk.plan(run, ids=["3"]).routes
+    assert fastntk.unlearn(run, ids=["3"], budget=9).details["climb"]["tried"][-1] > 0
+    deep = fastntk.unlearn(run, ids=["3"], depth="all", exact=0, validate=False)
+    assert deep.details["blocks"] > 0
+    assert len(fastntk.removals(run, [["3"]], depth="all")) == 1
 
 
 def test_batch_statistics_that_moved_are_named() -> None:

@@ -27,6 +27,24 @@ class Own(nn.Module):
         return self.out(self.body(x))
 
 
+class Deeper(nn.Module):
+    """Its ``fc`` is a hidden layer; with ``zeros`` the last linear layer is one that adds nothing yet."""
+
+    def __init__(self, *, zeros: bool = False) -> None:
+        super().__init__()
+        self.fc, self.out, self.added = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(3, 3)
+        if zeros:
+            self.fc, self.added = nn.Identity(), nn.Linear(6, 3)  # type: ignore[assignment]
+            self.out = nn.Linear(6, 3)
+            nn.init.zeros_(self.added.weight)
+            nn.init.zeros_(self.added.bias)
+        self.zeros = zeros
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.fc(x).relu()
+        return self.out(hidden) + self.added(hidden) if self.zeros else self.out(hidden)
+
+
 class Cosine(nn.Module):
     """Uses the weight of its head without calling it."""
 
@@ -49,6 +67,19 @@ def test_a_layer_that_does_not_make_the_logits_is_not_trained_as_the_head(first:
         fastntk.fit(model, fastntk.tune(model, "norm+head"), samples(), RECIPE)
     named = fastntk.fit(model, fastntk.tune(model, "norm+out.*"), samples(), RECIPE)
     assert not torch.equal(named.subset.get(), named.anchor)
+
+
+@pytest.mark.parametrize("spec", ["all", "fc.*+out.*", "added.*+out.*"])
+def test_where_the_layer_that_makes_them_is_tuned_as_well_the_training_goes_on(spec: str) -> None:
+    model = Deeper()
+    run = fastntk.fit(model, fastntk.tune(model, spec), samples(), RECIPE)
+    assert not torch.equal(run.subset.get(), run.anchor)
+
+
+def test_a_zero_layer_beside_the_head_is_not_taken_for_a_new_head() -> None:
+    model = Deeper(zeros=True)
+    run = fastntk.fit(model, fastntk.tune(model, "out.*"), samples(), RECIPE)
+    assert not torch.equal(run.subset.get(), run.anchor)
 
 
 def test_nor_is_a_layer_probed_that_does_not_make_them() -> None:

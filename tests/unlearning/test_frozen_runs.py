@@ -78,6 +78,7 @@ def test_plan_audit_rows_and_a_further_request(caller: str) -> None:
         assert fastntk.plan(run, ids=[1]).retrain_seconds
         assert torch.equal(fastntk.jacobian(run.model, run.subset, run.data.inputs), rows)
         result = fastntk.unlearn(run, ids=[1], depth="all")
+        assert len(fastntk.removals(run, [[1], [2]], depth="all")) == 2
         further = fastntk.unlearn(result.as_run(), ids=[2], method="retrain")
         record = fastntk.audit(run, result, holdout=holdout, reference="retrain", relearn_cap=2)
     assert further.delta.abs().max() > 0

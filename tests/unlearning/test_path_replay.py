@@ -628,3 +628,22 @@ def test_after_full_fine_tuning_a_deep_replay_says_first_that_it_can_end_farther
     assert run.trace is not None
     exact = without(run, depth="all", ids=["p3"], exact=run.trace.epochs).details["validity"]
     assert not any("full fine-tuning" in reason for reason in exact["reasons"]), "with every epoch exact it is Retrain"
+    alone = dataclasses.replace(run, trace=dataclasses.replace(run.trace, memo={}))
+    with pytest.warns(UserWarning, match="removals: .* % of the model's weights were trained: rows foretell"):
+        fastntk.removals(alone, [["p3"]], depth="all")
+
+
+def test_a_deep_replay_that_was_not_checked_says_so(run: fastntk.Run) -> None:
+    unchecked, checked = (without(run, depth="all", ids=["p3"], validate=validate) for validate in (False, True))
+    assert unchecked.details["validity"]["verdict"] == "not checked"
+    assert "error" not in unchecked.details["validity"]
+    assert checked.details["validity"]["verdict"] == "ok"
+    head = without(run, depth="head", ids=["p3"], validate=False).details["validity"]
+    assert head["verdict"] == "ok", "its logits are its prediction: there is nothing to ask the network"
+
+
+def test_a_run_of_no_epochs_has_nothing_to_replay_at_any_depth() -> None:
+    run = body_run(epochs=0)
+    made = without(run, depth="all", ids=["p3"])
+    assert torch.equal(theta(made), run.anchor)
+    assert made.details["validity"]["verdict"] == "ok"

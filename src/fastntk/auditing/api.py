@@ -133,7 +133,9 @@ def audit(
         definitions=definitions(),
         outside=sections.outside(run, accepted=accept_outside),
     )
-    return sealed(to_dict(_judged(measured, conditions, shared=shared)))
+    trained = torch.cat([result.retained.labels, forgotten.labels]).unique().tolist()
+    unseen = [classes[label] for label in trained if not bool((holdout.labels == label).any())]
+    return sealed(to_dict(_judged(measured, conditions, shared=shared, unseen=unseen)))
 
 
 def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
@@ -146,13 +148,13 @@ def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
     return check_holdout(run, holdout)
 
 
-def _judged(measured: Measurements, conditions: Sequence[Condition], *, shared: int) -> AuditRecord:
+def _judged(measured: Measurements, conditions: Sequence[Condition], *, shared: int, unseen: Sequence[str]) -> AuditRecord:
     """The record: what was measured, with the verdict, the outcome of the conditions, and what it does not show."""
     return AuditRecord(
         **{item.name: getattr(measured, item.name) for item in fields(measured)},
         verdict=verdict(measured),
         requirements=tuple(evaluate(condition, measured) for condition in conditions),
-        limits=limits(measured, shared=shared),
+        limits=limits(measured, shared=shared, unseen=unseen),
     )
 
 

@@ -342,3 +342,11 @@ def value_of(record: object, figure: Figure, model: str) -> float | None:
         return math.inf
     value = lookup(record, path)
     return None if value is None else float(value)
+
+
+def censored_at(record: object, figure: Figure, model: str) -> float | None:
+    """The cap of a relearning that was not done by then, of which no more is known than that; None for other figures."""
+    path = figure.paths.get(model)
+    if path is None or figure.key != "relearn.epochs" or not lookup(record, path.removesuffix("epochs") + "censored"):
+        return None
+    return float(lookup(record, path.removesuffix("epochs") + "cap"))

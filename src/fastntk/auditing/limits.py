@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastntk.auditing.record import Measurements
 from fastntk.auditing.record_figures import known
+from fastntk.base.errors import listing
 
 FEW = 100
 """With fewer unseen samples than this, a false-positive rate of 1 % cannot be told from none."""
@@ -14,9 +15,11 @@ SINGLE = 5
 """Up to so many forgotten samples, figures over them are close to figures of each."""
 
 
-def limits(record: Measurements, *, shared: int) -> tuple[str, ...]:
-    """The sentences; ``shared``: hold-out samples that are copies of training samples."""
-    return (*_of_any_audit(record), *_of_the_reference(record), *_of_the_attacks(record), *_of_the_samples(record, shared))
+def limits(record: Measurements, *, shared: int, unseen: Sequence[str] = ()) -> tuple[str, ...]:
+    """The sentences; ``shared``: hold-out samples that are copies of training samples; ``unseen``: classes that were trained and
+    have no hold-out sample."""
+    samples = _of_the_samples(record, shared, unseen)
+    return (*_of_any_audit(record), *_of_the_reference(record), *_of_the_attacks(record), *samples)
 
 
 def _of_any_audit(record: Measurements) -> Iterator[str]:
@@ -80,7 +83,7 @@ def _of_the_attacks(record: Measurements) -> Iterator[str]:
             yield "The ensemble was made by replay in a linear model of the network, not by training."
 
 
-def _of_the_samples(record: Measurements, shared: int) -> Iterator[str]:
+def _of_the_samples(record: Measurements, shared: int, unseen: Sequence[str]) -> Iterator[str]:
     if record.request.forget <= SINGLE:
         yield (
             f"So few samples were forgotten ({record.request.forget}) that means and counts over them tell much of each: keep "
@@ -88,3 +91,8 @@ def _of_the_samples(record: Measurements, shared: int) -> Iterator[str]:
         )
     if shared:
         yield f"{shared} of the hold-out samples are exact copies of training samples."
+    if unseen:
+        yield (
+            f"No hold-out sample is of these trained classes: {listing(unseen)}. No figure on unseen samples says anything of "
+            "them."
+        )

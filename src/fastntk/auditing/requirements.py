@@ -5,7 +5,8 @@
 
 NAME is a figure of the unlearned model; the reference is the same figure of Retrain, of Full, or its spread between two
 Retrains of different seeds (distances have that one and no ``retrain``). Accuracies are in points: ``retrain+1`` is one point
-more. Relearning that was censored counts as more epochs than any number. A figure that could not be computed passes nothing.
+more. Of a relearning that was censored it is known that it takes more epochs than the cap, and no more: it passes what follows
+from that. A figure that could not be computed passes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from fastntk.auditing.figures import BY_NAME, Figure, value_of
+from fastntk.auditing.figures import BY_NAME, Figure, censored_at, value_of
 from fastntk.auditing.record import Measurements, Requirement
 from fastntk.base.errors import InputError, listing
 from fastntk.base.schema import finite
@@ -68,6 +69,8 @@ def parse(text: str) -> Condition:
     figure = BY_NAME.get(match["name"])
     if figure is None:
         raise InputError(f"Requirement {text!r}: unknown figure {match['name']!r}. Known: {listing(BY_NAME, most=99)}.")
+    if not all(math.isfinite(float(match[part] or 0)) for part in ("number", "by")):
+        raise InputError(f"Requirement {text!r}: its number is too large.")
     if match["number"] is not None:
         return Condition(text, figure, match["op"], float(match["number"]))
     reference = match["reference"]
@@ -94,34 +97,49 @@ def check_possible(conditions: Sequence[Condition], *, available: Collection[str
 
 
 def evaluate(condition: Condition, record: Measurements) -> Requirement:
-    """Both sides and whether it holds; a side that is infinite (censored) or was not computed is null."""
+    """Both sides and whether it holds; a side that is censored or was not computed is null."""
     figure = condition.figure
     unit = 100.0 if figure.points else 1.0
-    left = value_of(record, figure, "unlearned")
-    right: float | None = condition.number
+
+    def side(model: str) -> tuple[float | None, bool]:
+        cap = censored_at(record, figure, model)
+        value = value_of(record, figure, model) if cap is None else cap
+        return (None if value is None or math.isnan(value) else unit * value), cap is not None
+
+    left, left_open = side("unlearned")
+    right, right_open = condition.number, False
     if condition.reference is not None:
-        base = value_of(record, figure, condition.reference)
-        right = None if base is None else _CHANGES[condition.change](unit * base, condition.number)
-    if left is not None:
-        left *= unit
-    computed = left is not None and right is not None and not math.isnan(left) and not math.isnan(right)
-    passed = computed and OPERATORS[condition.op](_rounded(left), _rounded(right))
-    return Requirement(text=condition.text, left=finite(left), right=finite(right), passed=bool(passed), note=_note(left, right))
+        base, right_open = side(condition.reference)
+        right = None if base is None else _CHANGES[condition.change](base, condition.number)
+    passed = left is not None and right is not None and OPERATORS[condition.op](_rounded(left), _rounded(right))
+    if left_open:  # More than ``left``: that can show that it is more, and nothing else.
+        passed = passed and condition.op in (">", ">=")
+    if right_open:
+        passed = passed and condition.op in ("<", "<=")
+    return Requirement(
+        text=condition.text,
+        left=None if left_open else finite(left),
+        right=None if right_open else finite(right),
+        passed=passed,
+        note=_note((left, left_open), (right, right_open), passed=passed),
+    )
 
 
-def _rounded(value: float | None) -> float:
+def _rounded(value: float) -> float:
     """To twelve digits, so that 60.1 points are not 60.099999999999994."""
-    assert value is not None
     return float(f"{value:.12g}")
 
 
-def _note(left: float | None, right: float | None) -> str | None:
-    for side, value in (("left", left), ("right", right)):
-        if value is None or math.isnan(value):
-            return f"the {side} side could not be computed, so the requirement is not met"
-        if math.isinf(value):
-            return f"the {side} side is censored: more epochs than the cap"
-    return None
+def _note(left: tuple[float | None, bool], right: tuple[float | None, bool], *, passed: bool) -> str | None:
+    for name, (value, _) in (("left", left), ("right", right)):
+        if value is None:
+            return f"the {name} side could not be computed, so the requirement is not met"
+    censored = [
+        f"the {name} side is censored: more than {value:g}" for name, (value, cut) in (("left", left), ("right", right)) if cut
+    ]
+    if censored and not passed:
+        censored.append("that does not show that the requirement is met")
+    return "; ".join(censored) or None
 
 
 def _or(known: Sequence[str]) -> str:

@@ -49,10 +49,10 @@ def erase(
     """
     from fastntk.base.atomic import leftovers, refused, remove_folder, sweep
     from fastntk.storage.keys import check_keys, remove_key
-    from fastntk.storage.traces import trace_scratch
+    from fastntk.storage.traces import trace_places
 
     output = Output(as_json=json)
-    places = (folder, trace_scratch(folder))  # a training that was killed leaves ids, labels and features beside its run
+    places = (folder, *trace_places(folder))  # a training that was killed leaves ids, labels and features beside its run
     swept = [path for place in places for path in sweep(place)]
     stuck = [path for place in places for path in refused(place)]
     if stuck:

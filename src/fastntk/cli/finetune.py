@@ -95,12 +95,12 @@ def finetune(
     fastntk finetune timm:vit_small_patch14_dinov2 --weights vit.safetensors --image-size 112
     --data photos@train --tune prompts+head --lr 5e-3 --out runs/photos
     """
-    from fastntk.base.atomic import check_output, scratch_folder
+    from fastntk.base.atomic import check_output, scratch_folder, sweep
     from fastntk.base.device import find_device
     from fastntk.base.digest import new_key
     from fastntk.storage.replacing import replaceable
     from fastntk.storage.runs import RUN, save_run
-    from fastntk.storage.traces import trace_scratch
+    from fastntk.storage.traces import trace_places
     from fastntk.training.fitting import fit
     from fastntk.training.recipe import Recipe
 
@@ -143,7 +143,9 @@ def finetune(
             source=source,
             trace=trace_fact(subset, samples, recipe, unrecorded),
         )
-        unfinished = trace_scratch(out)
+        unfinished, *earlier = trace_places(out)
+        for place in earlier:
+            sweep(place)
         with scratch_folder(unfinished.parent, unfinished.name) as scratch:
             recorded = None if unrecorded is not None else scratch / "trace"
             run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source, key=key)

@@ -74,8 +74,8 @@ def hiding_key(source: Mapping[str, Any] | None, key: bytes | None) -> bytes | N
         return None
     if key is None:
         raise InputError(
-            f"The class names of this run are hidden, and its key is not there: put its {SUFFIX} file beside it, or go on "
-            "without images (--no-images)."
+            f"The class names of this run are hidden, and its key is not there: put its {SUFFIX} file beside it. Where "
+            "the run has a trace, plan and unlearn do without images: --no-images."
         )
     return key
 

@@ -7,6 +7,7 @@ retained samples only), and the features of every visit: whoever may not have th
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,16 @@ from fastntk.training.trace_folder import HEADER, read_trace, write_trace
 TRACE = "trace"
 
 
-def trace_scratch(folder: Path) -> Path:
-    """What a trace is called while the run for a folder is trained: a sibling of it, or of its first parent to be made."""
-    parent = next(parent for parent in folder.absolute().parents if parent.is_dir())
-    return parent / f"{folder.name}-trace"
+def trace_places(folder: Path) -> tuple[Path, ...]:
+    """Where a trace may lie while the run for a folder is trained, under which names: beside the folder, or, where parents of it
+    were still to be made, beside the first of them. Nearest first; a killed training may have left one at any of them."""
+    folder = Path(os.path.abspath(folder))
+    return tuple(parent / f"{_inner_name(folder.relative_to(parent))}-trace" for parent in folder.parents if parent.is_dir())
+
+
+def _inner_name(inner: Path) -> str:
+    """Runs of one name in different folders to be made have different names."""
+    return inner.name if len(inner.parts) == 1 else f"{inner.name}-{hashlib.sha256(inner.as_posix().encode()).hexdigest()[:8]}"
 
 
 _ADVICE = (

@@ -52,21 +52,22 @@ def tuned_head(model: nn.Module, subset: Subset) -> TunedHead:
 
 
 def check_head(subset: Subset, samples: Samples) -> None:
-    """Refuse to train where another layer than the tuned head makes the logits, or where a new head is left at zero: then nothing
-    could be learnt, and nobody would be told. One forward pass of two samples."""
+    """Refuse to train where a layer was taken for the head and the one that makes the logits is not tuned, or where a new head is
+    left at zero: then nothing could be learnt, and nobody would be told. One forward pass of two samples."""
     try:
         name, layer = find_head(subset.model)
     except InputError:
         return
-    maker = _maker_of_logits(subset.model, samples)
+    maker, constant = _maker_of_logits(subset.model, samples)
+    head = layer if maker is None else subset.model.get_submodule(maker)
+    if any(parameter is each for parameter in head.parameters() for each in subset.parameters.values()):
+        return
     if maker not in (None, name) and f"{name}.weight" in subset.names:
         raise InputError(
             f"tune took {name} for the head, but {maker} makes the logits. Name what should be tuned (tune(model, "
             f"'norm+{maker}.*')), or register the head of {type(subset.model).__name__} after all its other linear layers."
         )
-    head = layer if maker is None else subset.model.get_submodule(maker)
-    tuned = any(parameter is each for parameter in head.parameters() for each in subset.parameters.values())
-    if not tuned and not any(bool(parameter.any()) for parameter in head.parameters()):
+    if constant and not any(bool(parameter.any()) for parameter in head.parameters()):
         raise InputError(
             f"The head ({maker or name}) is all zero and not tuned: the logits stay zero, and nothing can learn. Tune it as "
             "well: tune(model, '…+head'), --tune …+head."
@@ -74,8 +75,9 @@ def check_head(subset: Subset, samples: Samples) -> None:
 
 
 @torch.no_grad()
-def _maker_of_logits(model: nn.Module, samples: Samples) -> str | None:
-    """The linear layer whose output is the model's, if there is one: models may also go on from there."""
+def _maker_of_logits(model: nn.Module, samples: Samples) -> tuple[str | None, bool]:
+    """The linear layer whose output is the model's, if there is one (models may also go on from there), and whether all samples
+    have the same."""
     made: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -89,4 +91,5 @@ def _maker_of_logits(model: nn.Module, samples: Samples) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    return next((name for name, output in made.items() if output is outputs), None)
+    maker = next((name for name, output in made.items() if output is outputs), None)
+    return maker, bool((outputs == outputs[:1]).all())

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import BudgetError, InputError, listing
+from fastntk.base.gradients import with_gradients
 from fastntk.base.memory import memory_allowed
 from fastntk.base.progress import track
 from fastntk.base.text import byte_size
@@ -28,7 +29,7 @@ from fastntk.data.samples import as_ids
 from fastntk.training.run import Run
 from fastntk.training.trace import Trace
 from fastntk.unlearning.method import trace_of
-from fastntk.unlearning.path_replay.checking import MISS, missing_text, replay_miss
+from fastntk.unlearning.path_replay.checking import MISS, body_share, missing_text, replay_miss, whole_text
 from fastntk.unlearning.path_replay.columns import Columns, columns_of
 from fastntk.unlearning.path_replay.depths import Depth, DepthSize, parsed, size_at, survey
 from fastntk.unlearning.path_replay.judging import Watched, predicted
@@ -117,6 +118,7 @@ class Removals:
         return facts | {"seconds": self.seconds, "groups": groups}
 
 
+@with_gradients
 def removals(
     run: Run,
     groups: Sequence[Group],
@@ -140,7 +142,8 @@ def removals(
     last = _last_visits(trace, positions)
     size = _size(run, depth)
     epochs = path_epochs(checkpoints, trace.epochs, least=1) if size.depth else ()
-    columns = columns_of(run, trace, network_of(run, trace).names(size.depth) if size.depth else ())
+    names = network_of(run, trace).names(size.depth) if size.depth else ()
+    columns = columns_of(run, trace, names)
     allowed = memory_allowed(memory_budget)
     motion = _motion(run, trace, size.depth, columns, epochs, allowed) if size.depth else None
     anchor = columns.anchor(run, trace)
@@ -164,6 +167,8 @@ def removals(
             margins[group] = torch.stack([_margins(logits, watch.labels) for logits in (before, after)])
     if not miss <= MISS:
         warnings.warn(f"removals: {missing_text(miss)}: the figures are not those of this model.", stacklevel=2)
+    if whole := whole_text(body_share(run, trace), body_share(run, trace, names)):
+        warnings.warn(f"removals: {whole}.", stacklevel=2)
     return Removals(
         positions=positions,
         losses=tuple(losses),

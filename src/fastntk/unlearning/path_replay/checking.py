@@ -68,25 +68,22 @@ def missing_text(miss: float) -> str:
     return f"the recorded path, walked again, misses the trained weights by {miss:.2f} of the way"
 
 
-def _body_share(walker: Walker, moved: Collection[str] = ()) -> float:
-    """Of all the model's weights, those that were trained, the head and ``moved`` left out; 0 for an empty request."""
-    if not len(walker.split.forget):
-        return 0.0
-    facts = walker.trace.facts
-    out = {facts.head_weight, facts.head_bias, *moved}
-    body = sum(parameter.numel() for name, parameter in walker.run.subset.parameters.items() if name not in out)
-    return body / sum(parameter.numel() for parameter in walker.run.model.parameters())
+def body_share(run: Run, trace: Trace, moved: Collection[str] = ()) -> float:
+    """Of all the model's weights, those that were trained, the head and ``moved`` left out."""
+    out = {trace.facts.head_weight, trace.facts.head_bias, *moved}
+    body = sum(parameter.numel() for name, parameter in run.subset.parameters.items() if name not in out)
+    return body / sum(parameter.numel() for parameter in run.model.parameters())
 
 
-def _whole_text(trained: float, left: float, walker: Walker, walk: Walk) -> str | None:
-    """Why not to believe a replay after full fine-tuning; None after another one, or where every epoch was the network's own."""
+def whole_text(trained: float, left: float) -> str | None:
+    """Why not to believe a replay after full fine-tuning, by the shares that were trained and left; None after another."""
     if left > WHOLE:
         return (
             f"{100 * left:.0f} % of the model's weights were trained and stay as they are, with what they learnt of the "
             "forgotten samples: after full fine-tuning the head alone forgets a part only, and deeper depths can end farther "
             "away. Train again where that matters"
         )
-    if trained > WHOLE and len(walk.exact) < walker.trace.epochs:
+    if trained > WHOLE:
         return (
             f"{100 * trained:.0f} % of the model's weights were trained: rows foretell how few weights move a little, and after "
             "full fine-tuning deep replays were measured to end farther from Retrain than the head alone. Train again"
@@ -101,14 +98,17 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     reasons = []
     if miss > MISS:
         reasons.append(missing_text(miss))
-    trained, left = _body_share(walker), _body_share(walker, walk.names)
+    empty = not len(walker.split.forget)
+    trained, left = (0.0 if empty else body_share(walker.run, walker.trace, names) for names in ((), walk.names))
     evidence: dict[str, Any] = {"replay_miss": miss, "trained_share": trained, "left_share": left}
     evidence["thresholds"] = {"replay_miss": MISS, "retrain": RETRAIN, "trained_share": WHOLE, "left_share": WHOLE}
-    if whole := _whole_text(trained, left, walker, walk):
+    own = walk.size.depth > 0 and len(walk.exact) == walker.trace.epochs  # every epoch was the network's own
+    if (whole := whole_text(trained, left)) and (left > WHOLE or not own):
         reasons.insert(0, whole)
         warnings.warn(f"path-replay: {whole}.", stacklevel=2)
     drift = walker.trace.facts.drift
-    if walk.size.depth and validate and walker.run.samples is not None:
+    asked = walk.size.depth > 0 and walker.trace.visits > 0  # the head's features are the recorded ones: nothing to ask
+    if asked and validate:
         started = time.perf_counter()
         errors, apart, match = _errors(walker, walk)
         walker.count("validity", started)
@@ -132,7 +132,8 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
                 f"the errors of {facts.requests} requests in a row add up to {drift:.3f} of total variation, more than two "
                 f"seeds differ ({chain['noise']:.3f}): ask the run they began with for all of them at once"
             )
-    verdict = {"verdict": "retrain instead" if reasons else "ok", "reasons": reasons, "step_length": 1.0, **evidence}
+    said = "retrain instead" if reasons else "not checked" if asked and not validate else "ok"
+    verdict = {"verdict": said, "reasons": reasons, "step_length": 1.0, **evidence}
     return dataclasses.replace(walk.trace, facts=facts), chain, verdict
 
 

@@ -78,8 +78,9 @@ def _climb(
     record: dict[str, Any] = {"budget": budget, "tried": [0], "changes": [], "noise": None}
     if len(ladder) == 1:
         beyond = "the next depth is beyond the budget, or what may be held"
-        why = only_head(walker.run, walker.trace) if len(sizes) == 1 else beyond
-        return walk, record | {"stopped": why}
+        if len(sizes) == 1:
+            beyond = only_head(walker.run, walker.trace) or "the trace does not have the path of the whole block next to the head"
+        return walk, record | {"stopped": beyond}
     watch = watched(walker.trace, walker.split)
     limit = walker.noise(watch)
     record["noise"] = rounded(limit)

@@ -74,7 +74,8 @@ class PathNetwork:
             image = self.run.data.inputs[:1]
             forward = self._operations(lambda: self.engine.outputs(image))
             vector = self.run.subset.get()
-            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long)))
+            targets = None if self.trace.targets is None else self.trace.targets.read(0, 1)
+            training = self._operations(lambda: self.gradient(vector, torch.zeros(1, dtype=torch.long), targets))
             costs = [0.0]
             for depth in range(1, len(self.blocks) + 1):
                 engine = self._engine(depth)
