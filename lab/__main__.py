@@ -26,6 +26,7 @@ SEEDED = (*PATHS, "chain")
 RECORDED = "recorded"
 CALIBRATION = "calibration"
 ATTACKS = "attacks"
+PACKED = "packed"
 DEMO = "demo"
 PAGES = ("unlearning", COMPARISON, "path", DEMO, RECORDED, ATTACKS, CALIBRATION, "development", "tables", "architecture")
 
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS, CALIBRATION]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS, CALIBRATION, PACKED]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -116,6 +117,21 @@ def _run(options: argparse.Namespace) -> int:
         if options.settings:
             raise InputError(f"'run {ATTACKS}' has one setting, and takes no --settings.")
         attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan, keep_stale=options.keep_stale)
+        return 0
+    if options.name == PACKED:
+        from lab import packed
+
+        if options.settings:
+            raise InputError(f"'run {PACKED}' has one setting, and takes no --settings.")
+        for setting in packed.PACKED:
+            packed.run(
+                setting,
+                out=options.out,
+                work=work,
+                shared=options.shared,
+                only_plan=options.plan,
+                keep_stale=options.keep_stale,
+            )
         return 0
     settings = _chosen_settings(options)
     folders = {"out": options.out, "work": work, "shared": options.shared}

@@ -18,6 +18,7 @@ from lab.comparison import tuned_methods, tuning_file
 from lab.comparison_nearest import PLACES, nearest_text
 from lab.comparison_tuning import tuning_text
 from lab.comparison_words import DEVELOPED, header
+from lab.packed_table import packed_section
 from lab.provenance import provenance, stored
 from lab.rows import Row, record_paths, records_of, row_of
 from lab.unlearning_page import figure_text, relearn_text, setting_text
@@ -39,7 +40,7 @@ def comparison_page(settings: Sequence[Setting], *, out: Path) -> str:
     parts = [header(first), provenance(made)]
     parts.append(setting_text(first, setting_folder(out, first.name)).replace(first.name, "Setting", 1))
     parts += [_table(setting, out=out) for setting in settings]
-    parts += [tuning_text(settings, out=out), DEVELOPED]
+    parts += [packed_section(out=out), tuning_text(settings, out=out), DEVELOPED]
     return "\n".join(parts)
 
 

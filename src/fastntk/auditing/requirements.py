@@ -107,7 +107,8 @@ def evaluate(condition: Condition, record: Measurements) -> Requirement:
         return (None if value is None or math.isnan(value) else unit * value), cap is not None
 
     left, left_open = side("unlearned")
-    right, right_open = condition.number, False
+    right: float | None = condition.number
+    right_open = False
     if condition.reference is not None:
         base, right_open = side(condition.reference)
         right = None if base is None else _CHANGES[condition.change](base, condition.number)
