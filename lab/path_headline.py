@@ -19,7 +19,9 @@ SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """By setting, what it is and which depths are shown."""
 DEPTHS = {BEST: "best"}
-COLUMNS = ("training", "depth", "first", "next", "{0}: accuracy, %", "{0}: distance", "U-LiRA", "{1}: distance", "U-LiRA")
+COLUMNS = (
+    "training", "depth", "cost", "{0}: accuracy, %", "on new images, %", "{0}: distance", "U-LiRA", "{1}: distance", "U-LiRA",
+)  # fmt: skip
 """The braces are the titles of both requests."""
 PLACE = "forget"
 """Where distances are taken: on the forgotten samples. Those on held-out ones are on the page of the path."""
@@ -42,9 +44,9 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
                 continue
             row = records.row(label, requests[0])
             assert row is not None
-            costs = [_figure(row.first, 3), _figure(row.next, 3)]
-            (accuracy, *first), (_, *second) = (cells for cells in shown if cells)
-            lines.append("| " + " | ".join([title, DEPTHS.get(label, label), *costs, accuracy, *first, *second]) + " |")
+            (*accuracies, near, told), (*_, other_near, other_told) = (cells for cells in shown if cells)
+            cells = [title, DEPTHS.get(label, label), _figure(row.first, 3), *accuracies, near, told, other_near, other_told]
+            lines.append("| " + " | ".join(cells) + " |")
             title = ""
             nulls += [null.u_lira for null in map(records.retrain_row, requests) if null and null.u_lira]
     if len(lines) == 2:
@@ -53,15 +55,16 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
     counted = " or ".join(f"{count} seeds ({', '.join(names)})" for count, names in by_count.items())
     between = f" Retrains against Retrains: {_range(nulls)}." if nulls else ""
     notes = (
-        "Trainings: ViT-S/14 on Caltech-101, prompts and head tuned; ResNet-20 on CIFAR-10, norm layers and head tuned; the same "
-        f"in a plain PyTorch loop, with augmented images. Means over {counted}: [their scatter](docs/results-path.md).",
-        "*First*, *next*: CPU time over a Retrain's. Every command pays *first*; in Python a further request in the same process "
-        "pays *next*.",
-        "*Accuracy* on the forgotten images: before → after (Retrain). *Distance* of their class probabilities, to Retrains of "
-        "other seeds: before → after.",
-        "*U-LiRA*: an attack looks at one forgotten image and guesses whether the model is an unlearned one or a Retrain; area "
-        f"under its ROC curve, where 0.5 is a blind guess.{between} One model a seed is few: [more](docs/results-attacks.md).",
-        "*best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`.",
+        "ViT-S/14: 20 classes of Caltech-101, small images, prompts and head tuned. ResNet-20: CIFAR-10, norm layers and head "
+        f"tuned. Augmented: the same in a plain PyTorch loop, with augmented images. Means over {counted}; one class and one "
+        "random draw ([scatter, other networks, hold-out](docs/results-path.md)).",
+        "*Cost*: CPU time of the request over a Retrain's; starting Python and loading the run come on top. A later request in "
+        "the same process costs less.",
+        "*Accuracy*, *distance*: on the forgotten images, before → after (accuracy of Retrain). New images are of all classes, "
+        "the forgotten one too. Each training and request has a unit of distance of its own: compare depths, not networks.",
+        "*U-LiRA*: an attack sees what a model says of a forgotten image and guesses whether the model is an unlearned one or a "
+        f"Retrain; area under its ROC curve, where 0.5 is a blind guess.{between} [With more models](docs/results-attacks.md).",
+        "*best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`. Deeper is not always nearer.",
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
@@ -73,14 +76,14 @@ def _range(nulls: Sequence[Attack]) -> str:
 
 
 def _cells(records: PathRecords, request: Request, label: str) -> list[str] | None:
-    """Accuracies, distances and the attack on one request; None where it was not run."""
+    """Both accuracies, the distance and the attack on one request; None where it was not run."""
     full, null, row = records.row(FULL, request), records.retrain_row(request), records.row(label, request)
     if full is None or null is None or row is None or row.others[PLACE].mean is None:
         return None
-    right = [100 * (each.accuracy[PLACE].mean or 0.0) for each in (full, row, null)]
-    accuracy = f"{right[0]:.0f} → {right[1]:.0f} ({right[2]:.0f})"
+    right = [[100 * (each.accuracy[place].mean or 0.0) for each in (full, row, null)] for place in (PLACE, "holdout")]
+    accuracies = [f"{before:.0f} → {after:.0f} ({retrained:.0f})" for before, after, retrained in right]
     distance = f"{_figure(full.others[PLACE], 1)} → {_figure(row.others[PLACE], 2)}"
-    return [cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in (accuracy, distance, _told(row))]
+    return [cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in (*accuracies, distance, _told(row))]
 
 
 def _told(row: PathRow) -> str:

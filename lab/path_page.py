@@ -56,8 +56,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
   other.
 """
 TARGETS = """Means over the seeds that were run; costs in CPU seconds over Retrain's, distances the larger of D_f and hold-out.
-`auto` has its default budget of a fifth of Retrain. The best quality is wanted of `all, 2 checkpoints, corrected`: all tuned
-parameters, 2 checkpoints, a correction and 2 exact epochs.
+`auto` has its default budget of a fifth of Retrain. The limits for the best quality apply to `all, 2 checkpoints, corrected`: all
+tuned parameters, 2 checkpoints, a correction and 2 exact epochs.
 """
 TRADES = """Where a cost or a distance is above its limit, the next table shows what could be had instead: the row nearest to
 other seeds' Retrains at the wanted cost, and the cheapest row at the wanted distances, each with its cost, *TV same* and *TV
