@@ -25,6 +25,8 @@ def provenance(measured: Sequence[Any]) -> str:
     dated = [entry["code"] for entry in entries if isinstance(entry.get("code"), dict)]
     differing = _differing(dated)
     if len(commits) == 1 and None not in commits and len(dated) == len(entries) and not differing:
+        if len(entries) == 1:
+            return f"Provenance: one run, at commit `{next(iter(commits))}`.\n"
         return f"Provenance: all {len(entries)} measurements are of commit `{next(iter(commits))}` and one state of the code.\n"
     parts = [f"{count} at {'an unknown commit' if commit is None else f'`{commit}`'}" for commit, count in commits.most_common()]
     text = f"**Provenance: not all of one commit.** Of {len(entries)} measurements, {', '.join(parts)}."

@@ -6,11 +6,14 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lab.comparison import BASELINES, BUDGET, comparison
 from lab.comparison_page import separation
+from lab.packed import OWN_BATCHES, PACKED, RETRAIN, record_file
+from lab.packed_table import multiple, wider
 from lab.path_rows import PathRecords
 from lab.path_targets import BEST
 from lab.rows import Row, records_of, row_of
@@ -83,6 +86,21 @@ def path_row(setting: str, label: str, *, request: int = 0) -> tuple[float, floa
 
 def setting_of_the_picture() -> bool:
     return (RESNET.model, RESNET.images_per_class, RESNET.tune, BUDGET, len(BASELINES)) == ("resnet20", 100, "norm+head", 25, 12)
+
+
+def the_yardstick_is_the_stricter_one() -> bool:
+    """Of two, by the scatter among its Retrains and by the replays' distances in it."""
+    (setting,) = PACKED
+    found = read_json(record_file(setting, RESULTS))["requests"].values()
+    rows = [row.label for row in setting.methods]
+    places = ("forget", "holdout")
+
+    def at(request: dict[str, Any], row: str, kind: str) -> float:
+        return max(multiple(request, row, kind, place).mean or 0.0 for place in places)
+
+    looser = all(wider(request, place) > 2 for request in found for place in places)
+    head = all(at(request, "head", OWN_BATCHES) < at(request, "head", RETRAIN) for request in found)
+    return looser and head and all(at(request, row, OWN_BATCHES) < 1.4 for request in found for row in rows)
 
 
 def vits_are_cheap() -> bool:
@@ -163,6 +181,7 @@ def sizes() -> bool:
 
 FIGURES: dict[str, Callable[[], bool]] = {
     "ResNet-20, 100 images a class": setting_of_the_picture,
+    "the stricter yardstick": the_yardstick_is_the_stricter_one,
     "Cheap requests come near": vits_are_cheap,
     "A CNN whose norm layers were tuned": cnns_are_not,
     "on a random 10 %": replays_of_cnns_are_found_out,

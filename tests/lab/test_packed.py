@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab.packed import OWN_BATCHES, RETRAIN, packed_vector, record_file
-from lab.packed_table import multiple, packed_section
+from lab.packed_table import multiple, packed_section, wider
 from tiny_cells import SHORT
 from tiny_cells import TINY as BASE
 
@@ -53,10 +53,14 @@ def test_a_record_is_the_same_after_an_interruption_and_has_a_table(tmp_path: Pa
     again = read_record(record_file(TINY, tmp_path), schema=packed.SCHEMA)
     assert without(first, "environment", "record_sha256") == without(again, "environment", "record_sha256")
     request = first["requests"]["class-0"]
-    assert multiple(request, RETRAIN, RETRAIN, "forget").mean == pytest.approx(1.0)
-    assert multiple(request, RETRAIN, OWN_BATCHES, "forget").mean == pytest.approx(
-        multiple(request, OWN_BATCHES, RETRAIN, "forget").mean
+    for kind in (RETRAIN, OWN_BATCHES):
+        assert multiple(request, kind, kind, "forget").mean == pytest.approx(1.0)
+    recorded, own = (
+        multiple(request, RETRAIN, OWN_BATCHES, "forget").mean,
+        multiple(request, OWN_BATCHES, RETRAIN, "forget").mean,
     )
+    assert recorded
+    assert own == pytest.approx(recorded * wider(request, "forget")), "one distance, in two units"
     rows = [line for line in packed_section(out=tmp_path, settings=[TINY]).splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[2:]] == [
         "| full", "| path-replay, head", "| retrain, recorded batches", "| retrain, batches of its own",

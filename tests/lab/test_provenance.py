@@ -38,5 +38,5 @@ def test_other_code_and_no_code_are_said() -> None:
 def test_parts_with_an_environment_of_their_own_are_measurements_too() -> None:
     record = {"rows": {"head": entry("a" * 40, {"data": "1"}), "all": entry("b" * 40, {"data": "1"})}, "seed": 0}
     assert "Of 2 measurements" in provenance([record])
-    assert "all 1 measurements" in provenance([entry("a" * 40, {"data": "1"}) | {"audit": entry(None)}])
+    assert "one run, at commit" in provenance([entry("a" * 40, {"data": "1"}) | {"audit": entry(None)}])
     assert provenance([]) == provenance([{"seed": 1}]) == "Provenance: nothing was run.\n"
