@@ -93,6 +93,7 @@ def test_what_is_recorded_is_what_happened(run: fastntk.Run) -> None:
     subset = fastntk.tune(model, "norm+head")
     assert trace.weights is not None
     assert trace.gradients is not None
+    assert trace.bias is not None
     assert torch.equal(trace.weights[0], run.anchor)
     assert torch.equal(trace.weights[2], run.subset.get())
     for epoch in (0, 1):
@@ -102,8 +103,9 @@ def test_what_is_recorded_is_what_happened(run: fastntk.Run) -> None:
         features = model[:5](run.data.inputs[batch])
         torch.testing.assert_close(trace.features.read(int(trace.bounds[step]), int(trace.bounds[step + 1])), features.detach())
         loss = nn.functional.cross_entropy(model[5](features), run.data.labels[batch])
-        grads = torch.autograd.grad(loss, [model[1].weight, model[1].bias])
+        *grads, bias = torch.autograd.grad(loss, [model[1].weight, model[1].bias, model[5].bias])
         torch.testing.assert_close(trace.gradients[step], torch.cat(grads))
+        torch.testing.assert_close(trace.bias[step], bias)
 
 
 def test_sizes_are_said_before_and_after(run: fastntk.Run) -> None:
@@ -116,6 +118,7 @@ def test_sizes_are_said_before_and_after(run: fastntk.Run) -> None:
     assert summary["nbytes"] == trace.nbytes
     assert summary["bytes"] == {
         "samples": 40 * 4, "features": 40 * 4 * 4, "gradients": 6 * 8 * 4, "weights": 3 * run.subset.numel * 4,
+        "bias": 6 * trace.facts.classes * 4,
     }  # fmt: skip
     assert trace.listed.inputs.numel() == 0
 
@@ -288,7 +291,7 @@ def test_a_folder_read_again_is_the_same_trace(run: fastntk.Run, folder: Path) -
     assert torch.equal(made.subset.get(), same.subset.get())
 
 
-FILES = ("features.bin", "gradients.bin", "listed.json", "samples.bin", "steps.safetensors", "weights.bin")
+FILES = ("bias.bin", "features.bin", "gradients.bin", "listed.json", "samples.bin", "steps.safetensors", "weights.bin")
 
 
 @pytest.mark.parametrize("name", FILES)

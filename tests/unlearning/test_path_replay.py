@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,54 @@ def test_nothing_forgotten_changes_nothing(run: fastntk.Run, depth: Any, options
     assert run.trace is not None
     assert made.trace.visits == run.trace.visits
     torch.testing.assert_close(made.trace.features.to_memory(), run.trace.features.to_memory(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(3, 5), (7, 16), (10, 13)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_lanes_stay_equal_to_the_last_bit(classes: int, width: int, dtype: torch.dtype) -> None:
+    """Also of sizes that products of several lanes in one call round differently."""
+    torch.manual_seed(classes * width)
+    model = nn.Sequential(nn.Linear(6, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, classes, bias=False)).to(dtype)
+    data = fastntk.Samples(torch.randn(40, 6, dtype=dtype), torch.randint(0, classes, (40,)))
+    run = fastntk.fit(model, fastntk.tune(model, "all"), data, recipe(epochs=5, batch_size=17, lr=0.01), trace=True)
+    for depth in ("head", "all"):
+        assert torch.equal(theta(without(run, depth=depth, ids=[])), theta(run))
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_where_classes_balance_each_other_a_replay_follows_what_was_rounding(own_loop: bool) -> None:
+    """At a head of zeros the bias's gradient is then zero but for rounding, and Adam makes whole steps of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).eval()
+    for parameter in model[2].parameters():
+        nn.init.zeros_(parameter)
+    data = fastntk.Samples(torch.rand(30, 6), torch.arange(30) % 3)
+    subset, steps = fastntk.tune(model, "head"), fastntk.Recipe(epochs=5, batch_size=64, schedule="constant", weight_decay=0)
+    if own_loop:
+        optimizer = torch.optim.Adam(subset.parameters.values(), lr=steps.lr)
+        recorder = fastntk.record(model, subset, optimizer, loss=nn.functional.cross_entropy)
+        for _ in range(steps.epochs):
+            with recorder.batch(data.ids, data.labels):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(data.inputs), data.labels).backward()
+                optimizer.step()
+        run = recorder.finish(data)
+    else:
+        run = fastntk.fit(model, subset, data, steps, trace=True)
+    assert run.trace is not None
+    anchor = fastntk.Run(run.model, run.subset, run.anchor, data, recipe=steps)
+
+    def apart(made: fastntk.Unlearned, ids: list[int]) -> float:
+        true = theta(without(anchor, method="retrain", ids=ids))
+        return float((theta(made) - true).norm() / (true - run.anchor).norm())
+
+    first = without(run, depth="head", ids=[0])
+    assert apart(first, [0]) < 1e-4
+    assert first.details["replay_miss"] < 1e-4
+    assert first.details["validity"]["verdict"] == "ok"
+    second = without(first.as_run(), depth="head", ids=[1])
+    assert apart(second, [0, 1]) < 1e-4
+    assert second.details["replay_miss"] < 1e-4
 
 
 class Shifted(nn.Module):
@@ -647,3 +697,30 @@ def test_a_run_of_no_epochs_has_nothing_to_replay_at_any_depth() -> None:
     made = without(run, depth="all", ids=["p3"])
     assert torch.equal(theta(made), run.anchor)
     assert made.details["validity"]["verdict"] == "ok"
+
+
+def test_a_run_is_copied_and_pickled_also_after_a_request() -> None:
+    own = body_run()
+    made = without(own, depth="all", ids=["p2"])
+    for again in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        torch.testing.assert_close(theta(without(again, depth="all", ids=["p2"])), theta(made), rtol=0, atol=0)
+
+
+def test_a_trace_whose_folder_is_gone_or_cut_says_so(tmp_path: Path) -> None:
+    own = body_run(trace=tmp_path / "trace")
+    features = tmp_path / "trace" / "features.bin"
+    features.write_bytes(features.read_bytes()[:-8])
+    with pytest.raises(InputError, match=r"features.bin was cut short"):
+        without(own, depth="head", ids=["p2"])
+    features.unlink()
+    with pytest.raises(InputError, match=r"features.bin is gone"):
+        without(own, depth="head", ids=["p2"])
+
+
+def test_a_result_has_the_modes_of_its_run_module_by_module() -> None:
+    own = body_run()
+    own.model.train()
+    own.model.layers[1].eval()
+    modes = [module.training for module in own.model.modules()]
+    for method in ("path-replay", "retrain", "fast-ntk"):
+        assert [module.training for module in without(own, method=method, ids=["p2"]).model.modules()] == modes

@@ -139,6 +139,8 @@ def step_tensors(
     if kept is not None:
         gradients = [_gradient(parameters[name]) for name in kept]
         tensors["gradient"] = torch.cat([seen.live.new_empty(0), *gradients]) / factor
+    if head.bias is not None:
+        tensors["bias"] = _gradient(parameters[head.bias]) / factor
     return tensors
 
 
@@ -177,7 +179,7 @@ def _factor(seen: Tensor, product: Tensor) -> Tensor:
 class Step:
     """One step: its samples, how many each of its batches had, soft targets, the optimiser's numbers; and ``tensors`` that may
     still be on their way from the device: ``measures`` (clip, error, norm of the body's gradient, of the head's), ``shares``,
-    ``features`` and, where it is kept, the body's ``gradient``."""
+    ``features`` and, where they are kept, the gradients of the body (``gradient``) and of the head's ``bias``."""
 
     positions: Tensor
     counts: list[int]

@@ -91,6 +91,7 @@ class PathStore:
             gradients=bool(self.kept) or not self._head.body,
             folder=self._folder,
             soft=part.targets.shape[1] if soft else 0,
+            bias=0 if self._head.bias is None else parameters[self._head.bias].numel(),
         )
 
     @property
@@ -135,6 +136,7 @@ class PathStore:
             rate=[group["lr"] for group in step.numbers],
             parts=list(zip(step.counts, shares)),
             targets=step.targets,
+            bias=tensors.get("bias"),
         )
         self._shares.add(step.counts, shares)
         self._check_room()

@@ -48,6 +48,7 @@ class FitRecorder:
             half=size["half"],
             gradients=size["gradients"],
             folder=folder,
+            bias=0 if self._tuned.bias is None else self._classes,
         )
         self._batch = torch.empty(0, dtype=torch.long)
         self._taken = 0
@@ -113,7 +114,8 @@ class FitRecorder:
             parts = [grad.reshape(-1) for name, grad in zip(parameters, gradients) if name in self._body]
             body = torch.cat(parts) if parts else self._anchor[:0]
         rate = learning_rate(self._recipe, self._numbers[self._taken], self._steps)
-        self.writer.step(self._batch, self._features, body, rate=rate)
+        bias = None if self._tuned.bias is None else gradients[list(parameters).index(self._tuned.bias)]
+        self.writer.step(self._batch, self._features, body, rate=rate, bias=bias)
         self._taken += 1
         return gradients
 
@@ -172,4 +174,5 @@ def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: in
         epochs=recipe.epochs,
         width=subset.numel,
         itemsize=subset.get().element_size(),
+        bias=subset.parameters[f"{prefix}bias"].numel() if f"{prefix}bias" in subset.names else 0,
     )

@@ -1,11 +1,13 @@
 """The path of a fine-tuning, recorded while it ran: what ``path-replay`` walks along again without some of the samples.
 
     per visit of a sample   who it was, and the head's input h_i(t) as it was then
-    per step t              which visits, in which batches; rates, factor of gradient clipping; the gradient of the body g_t
+    per step t              which visits, in which batches; rates, factor of gradient clipping; the gradient of the body g_t,
+                            and that of the head's bias
     per epoch               the tuned parameters w before its first step, and at the end
 
-The head's own path is not stored: it follows from the features. What a sample was called and labelled is in it, so that a request
-can be met without the images. In memory or in a folder; how a folder is sealed and read again:
+The path of the head's weight is not stored: it follows from the features. So would the bias's gradient, but for rounding; where
+the classes of a batch balance each other it *is* rounding, of which Adam makes whole steps. What a sample was called and labelled
+is in it, so that a request can be met without the images. In memory or in a folder; how a folder is sealed and read again:
 :mod:`fastntk.training.trace_folder`.
 """
 
@@ -30,6 +32,9 @@ from fastntk.training.losses import NAMES, OWN, LossFunction, PathLoss, fingerpr
 from fastntk.training.optimizers import Group
 from fastntk.training.series import Series
 from fastntk.tuning import Subset
+
+HOME = "home"
+"""In a trace's memo: what keeps the temporary folder that it lies in."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Trace:
     """A recorded path. ``listed``: ids, labels and class names, with inputs of no pixels. ``samples``: per visit, the position in
     it. ``bounds`` (S + 1,): visits of step t are bounds[t] to bounds[t + 1]; ``epoch_steps`` (E + 1,): the first step of each
     epoch, and the number of steps. ``gradients`` (S, b) and ``weights`` (E + 1, d) are None where there was no room for them.
+    ``bias`` (S, C): gradients of the head's bias; None where it is not tuned, and in older traces.
 
     ``rates`` (S, G): of each group of the optimiser; ``varying``: further options that changed on the way, (S, G) each, "betas.0"
     for the first number of one that is a tuple. ``clips`` (S,): what the gradient was multiplied with before the step;
@@ -111,10 +117,15 @@ class Trace:
     parts: Tensor | None = None
     shares: Tensor | None = None
     targets: Series | None = None
+    bias: Series | None = None
     function: LossFunction | None = None
     """The loss, where it is a function of the user's own."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What was computed from the trace once and serves every request; gone with it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without what can be computed again, of which some cannot be copied."""
+        return self.__dict__ | {"memo": {name: value for name, value in self.memo.items() if name == HOME}}
 
     @property
     def epochs(self) -> int:
@@ -146,7 +157,7 @@ class Trace:
     @property
     def series(self) -> dict[str, Series]:
         """The parts that grow, by name."""
-        parts = {name: getattr(self, name) for name in ("samples", "features", "gradients", "weights", "targets")}
+        parts = {name: getattr(self, name) for name in ("samples", "features", "gradients", "weights", "targets", "bias")}
         return {name: part for name, part in parts.items() if part is not None}
 
     @cached_property

@@ -3,7 +3,7 @@
 trace.json      facts, sizes, dtypes and SHA-256 of the files, and a digest of itself
 listed.json     ids, labels and class names
 steps.safetensors   bounds, rates, clipping factors, first steps of the epochs, batches of accumulated steps
-samples.bin, features.bin, gradients.bin, weights.bin, targets.bin   row after row
+samples.bin, features.bin, gradients.bin, weights.bin, targets.bin, bias.bin   row after row
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = "fastntk-trace/2"
 HEADER = "trace.json"
 STEPS = "steps.safetensors"
 LISTED = "listed.json"
-SERIES = ("samples", "features", "gradients", "weights", "targets")
+SERIES = ("samples", "features", "gradients", "weights", "targets", "bias")
 WHOLE = ("bounds", "epoch_steps", "parts")
 """Of the parts of a few numbers a step, those that are whole numbers."""
 _ADVICE = "Copy it again from where it is whole; without a trace, unlearn by another method or fine-tune again."
@@ -131,6 +131,7 @@ def read_trace(folder: Path, *, verify: bool = True) -> Trace:
         parts=small.get("parts"),
         shares=small.get("shares"),
         targets=series.get("targets"),
+        bias=series.get("bias"),
     )
     _check_counts(trace, folder)
     return trace
@@ -228,6 +229,8 @@ def _check_counts(trace: Trace, folder: Path) -> None:
         and all(part.shape == (steps, groups) for part in (trace.rates, *trace.varying.values()))
         and (trace.norms is None or len(trace.norms) == steps)
         and (trace.targets is None or (len(trace.targets) == visits and trace.targets.shape == (trace.facts.classes,)))
+        and (trace.bias is None or (len(trace.bias) == steps and trace.bias.shape == (trace.facts.classes,)))
+        and (trace.bias is None or trace.facts.head_bias is not None)
         and _parts_fit(trace)
         and int(trace.bounds[0]) == 0
         and int(trace.bounds[-1]) == visits == len(trace.features)

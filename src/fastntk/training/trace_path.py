@@ -1,7 +1,8 @@
 """The whole recorded path from a trace: at every step the tuned parameters, the gradient of the batch, and where the step led.
 
     body   g_t as it was recorded
-    head   Σ_i r_i h_iᵀ and Σ_i r_i,    r_i = ∂ of the step's loss by f_i = W_t h_i + b_t, h_i as recorded
+    head   Σ_i r_i h_iᵀ,    r_i = ∂ of the step's loss by f_i = W_t h_i + b_t, h_i as recorded
+    bias   as it was recorded, where it was, else Σ_i r_i
     step   w_{t+1} = optimiser( clip_t · g_t + penalty · (w_t − w_0) ) at the recorded rate
 
 Every epoch begins at the parameters that were recorded there, so rounding (and features in half precision) adds up over one epoch
@@ -100,7 +101,7 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
             gradient[body] = trace.gradients[number].to(weights)
             gradient[slices[facts.head_weight]] = (residual.T @ features).reshape(-1)
             if facts.head_bias is not None:
-                gradient[slices[facts.head_bias]] = residual.sum(0)
+                gradient[slices[facts.head_bias]] = residual.sum(0) if trace.bias is None else trace.bias[number].to(weights)
             path.step(number, gradient)
             yield PathStep(number, samples, weights, gradient, path.values.clone())
 

@@ -25,7 +25,8 @@ GRADIENTS_UP_TO = 2 * 2**30
 class TraceWriter:
     """Takes a path step by step, in memory or into ``folder``; nothing is kept of one that is never finished.
 
-    ``body``: numbers of the body's gradient; ``soft``: classes of soft targets, 0 where targets are labels.
+    ``body``: numbers of the body's gradient; ``bias``: of that of the head's bias, 0 where it is not tuned; ``soft``: classes of
+    soft targets, 0 where targets are labels.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TraceWriter:
         gradients: bool,
         folder: Path | None = None,
         soft: int = 0,
+        bias: int = 0,
     ) -> None:
         def series(name: str, shape: tuple[int, ...], kind: torch.dtype) -> SeriesWriter:
             return SeriesWriter(shape, kind, None if folder is None else folder / f"{name}.bin")
@@ -52,6 +54,8 @@ class TraceWriter:
             self._series |= {"gradients": series("gradients", (body,), dtype), "weights": series("weights", (width,), dtype)}
         if soft:
             self._series["targets"] = series("targets", (soft,), dtype)
+        if bias:
+            self._series["bias"] = series("bias", (bias,), dtype)
         self._bounds, self._epochs = [0], list[int]()
         self._rates, self._clips, self._norms = list[list[float]](), list[float](), list[float]()
         self._parts, self._shares = [0], list[float]()
@@ -87,8 +91,10 @@ class TraceWriter:
         norm: float = math.nan,
         parts: Sequence[tuple[int, float]] = (),
         targets: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
-        """One step of the optimiser: the positions of its samples, the head's inputs, the body's gradient (b,).
+        """One step of the optimiser: the positions of its samples, the head's inputs, the body's gradient (b,), the head's
+        ``bias``'s (C,).
 
         ``rate``: one for all groups, or one each. ``norm``: of all the body's gradient. ``parts``: number of samples and share of
         each batch, where there were several.
@@ -101,6 +107,9 @@ class TraceWriter:
         if "targets" in self._series:
             assert targets is not None
             self._series["targets"].append(targets)
+        if "bias" in self._series:
+            assert bias is not None
+            self._series["bias"].append(bias.unsqueeze(0))
         self._bounds.append(self._bounds[-1] + len(samples))
         for count, share in parts or ((len(samples), 1.0),):
             self._parts.append(self._parts[-1] + count)
@@ -120,7 +129,7 @@ class TraceWriter:
         parts = self._parts.index(visits)
         self._epochs = [first for first in self._epochs if first < steps]
         for name, series in self._series.items():
-            series.cut({"gradients": steps, "weights": len(self._epochs)}.get(name, visits))
+            series.cut({"gradients": steps, "bias": steps, "weights": len(self._epochs)}.get(name, visits))
         self._bounds, self._parts, self._shares = self._bounds[: steps + 1], self._parts[: parts + 1], self._shares[:parts]
         self._rates, self._clips, self._norms = self._rates[:steps], self._clips[:steps], self._norms[:steps]
 
@@ -167,6 +176,7 @@ class TraceWriter:
             parts=torch.tensor(self._parts) if several else None,
             shares=torch.tensor(self._shares, dtype=torch.float64) if several else None,
             targets=series.get("targets"),
+            bias=series.get("bias"),
             function=function,
         )
         return trace, {name: digest for name, (_, digest) in done.items() if digest is not None}
@@ -184,11 +194,13 @@ def without_images(samples: Samples) -> Samples:
     return listed.counting(samples.num_classes)
 
 
-def describe(visits: int, features: int, steps: int, body: int, epochs: int, width: int, itemsize: int) -> dict[str, Any]:
+def describe(
+    visits: int, features: int, steps: int, body: int, epochs: int, width: int, itemsize: int, bias: int = 0
+) -> dict[str, Any]:
     """What a trace of these counts would hold and take: the rules of what is kept, and in which precision."""
     single = visits * features * itemsize
     half = single > HALF_ABOVE and itemsize == 4
     gradients = steps * body * itemsize <= GRADIENTS_UP_TO
     path = (steps * body + (epochs + 1) * width) * itemsize if gradients else 0
-    total = visits * 4 + (single // 2 if half else single) + path + steps * 24
+    total = visits * 4 + (single // 2 if half else single) + path + steps * (24 + bias * itemsize)
     return {"half": half, "gradients": gradients, "nbytes": total, "size": byte_size(total)}

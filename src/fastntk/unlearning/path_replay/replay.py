@@ -4,7 +4,8 @@ With B_t the batch of step t, R_t its retained part, x the tuned parameters of t
 
     features   h'_i = h_i(t) + M_i(t) (x'_t − x_t)
     logits     f'_i = W'_t h'_i + b'_t
-    gradient   g'_t = ∇ L(R_t; w'_t) + [ g_t − ∇ L(B_t; w_t) ]       both ∇ of this model; the bracket is what it misses on the
+    gradient   g'_t = g_t + [ ∇ L(R_t; w'_t) − ∇ L(B_t; w_t) ]       both ∇ of this model, of body and b; of W, whose gradient is
+                                                                   not recorded, ∇ L(R_t; w'_t)
     path step       the optimiser's own, with the recorded rates; clipped to the recorded norm where that is known, else by the
                     recorded factor
 
@@ -29,7 +30,7 @@ from fastntk.training.trace import Trace
 from fastntk.training.trace_path import part_weights
 
 FEW = 8
-"""Up to so many lanes each has products of its own, so that equal lanes stay equal to the last bit."""
+"""Up to so many lanes each has products of its own: those of one call for all round differently from lane to lane."""
 
 
 class Motion(Protocol):
@@ -75,8 +76,8 @@ class Replayed:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One step of a replay: its number, samples (B,) and targets, features (L, B, H), the body's gradients (L, m) or None, the
-    lanes before the step, and what their gradients are multiplied with (L,)."""
+    """One step of a replay: its number, samples (B,) and targets, features (L, B, H), the gradients of the body (L, m) and of the
+    head's ``bias`` (L, C) or None, the lanes before the step, and what their gradients are multiplied with (L,)."""
 
     step: int
     samples: Tensor
@@ -85,6 +86,7 @@ class Seen:
     body: Tensor | None
     lanes: Lanes
     clips: Tensor
+    bias: Tensor | None = None
 
 
 Observer = Callable[[Seen], None]
@@ -140,7 +142,7 @@ def replay(
                 features, body = stack.look_exactly(step, samples, targets, features, body, exact)
             clips = stack.clips(step, body)
             if observe is not None:
-                observe(Seen(step, samples, targets, features, body, stack.lanes, clips))
+                observe(Seen(step, samples, targets, features, body, stack.lanes, clips, stack.bias))
             stack.advance(step, clips)
     if trace.steps in points:
         copies[trace.steps] = _copied(stack.lanes)
@@ -173,7 +175,7 @@ class _Stack:
     def look(self, step: int, samples: Tensor, h: Tensor, targets: Tensor, *, recorded: bool) -> tuple[Tensor, Tensor | None]:
         """The model's gradients at a batch; returns features (L, B, H) and the body's gradients (L, m).
 
-        ``recorded``: the batch is that of the step, so what the model misses on the recorded path is known.
+        ``recorded``: the batch is that of the step, so its gradients on the recorded path are known.
         """
         lanes, shaped, loss, parts = self.lanes, self._shaped, self._trace.loss, self._trace.parts_of(step)
         kept = self._mask[:, samples]
@@ -194,19 +196,28 @@ class _Stack:
             local = None if self._motion is None else self._motion.at(step, samples)
             if local is not None:
                 features = features + local.forward(lanes.body - lanes.body[:1])
-            outputs = torch.baddbmm(self._offset, features, lanes.head.transpose(1, 2))
+            outputs = _products(features, lanes.head.transpose(1, 2)) + self._offset
             residual = loss.mean_residual(outputs, targets, weight, parts)
-            torch.bmm(residual.transpose(1, 2), features, out=shaped.head)
+            shaped.head.copy_(_products(residual.transpose(1, 2), features))
             if local is not None:
-                body = local.backward(residual @ lanes.head)
-                if recorded:
-                    assert self._trace.gradients is not None
-                    assert self._motion is not None
-                    body = body + (self._trace.gradients[step][self._motion.columns] - body[:1])
+                known = self._recorded_body(step) if recorded else None
+                body = _beside(known, _products(residual, lanes.head), local.backward)
                 shaped.body.copy_(body)
         if shaped.bias is not None:
-            torch.sum(residual, 1, out=shaped.bias)
+            bias = self._trace.bias if recorded else None
+            shaped.bias.copy_(_beside(None if bias is None else bias[step], residual, lambda each: each.sum(1)))
         return features, body
+
+    def _recorded_body(self, step: int) -> Tensor:
+        """The recorded gradient of what may move, (m,)."""
+        assert self._trace.gradients is not None
+        assert self._motion is not None
+        return self._trace.gradients[step][self._motion.columns]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The gradients of the head's bias at the step at hand, (L, C)."""
+        return self._shaped.bias
 
     def look_exactly(
         self, step: int, samples: Tensor, targets: Tensor, features: Tensor, body: Tensor | None, exact: Exact
@@ -233,9 +244,7 @@ class _Stack:
         squares = self._grads.square().sum(1)  # of the head, and of the body where it moves
         rest = float(trace.norms[step]) ** 2
         if body is not None:
-            assert trace.gradients is not None
-            assert self._motion is not None
-            rest -= float(trace.gradients[step][self._motion.columns].square().sum())
+            rest -= float(self._recorded_body(step).square().sum())
         factors = (most / ((squares + max(rest, 0.0)).sqrt() + 1e-6)).clamp(max=1.0)
         return clips * factors / factors[0]
 
@@ -259,6 +268,25 @@ class _Stack:
             return lanes.bias.unsqueeze(1)
         zero = torch.zeros(lanes.head.shape[1]).to(lanes.values) if self._constant is None else self._constant
         return zero.expand(len(lanes.values), 1, -1)
+
+
+def _products(first: Tensor, second: Tensor) -> Tensor:
+    """(L, a, k) times (L, k, b), lane by lane where they are few."""
+    if len(first) > FEW:
+        return torch.bmm(first, second)
+    return torch.stack([a.contiguous() @ b.contiguous() for a, b in zip(first, second)])
+
+
+def _beside(recorded: Tensor | None, seeds: Tensor, gradient: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradients (L, …) of all lanes by a linear map of their ``seeds`` (L, …).
+
+    Where lane 0's gradient is ``recorded``, the others add to it what they have beyond lane 0: seeds that do not differ then make
+    gradients that do not, to the last bit.
+    """
+    if recorded is None:
+        return gradient(seeds)
+    first = recorded.to(seeds).unsqueeze(0)
+    return torch.cat([first, first + gradient(seeds[1:] - seeds[:1])])
 
 
 def _start(trace: Trace, anchor: dict[str, Tensor], count: int, motion: Motion | None) -> Lanes:

@@ -21,7 +21,7 @@ from fastntk.base.digest import tensor_digest
 from fastntk.base.memory import memory_allowed
 from fastntk.data import Split
 from fastntk.training.run import Run
-from fastntk.training.trace import Trace
+from fastntk.training.trace import HOME, Trace
 from fastntk.training.trace_writer import TraceWriter
 from fastntk.unlearning.path_replay.columns import Columns
 from fastntk.unlearning.path_replay.replay import Lanes, Seen
@@ -68,6 +68,7 @@ class Rewriter:
             gradients=bool(self._moving) or not (trace.facts.body or trace.facts.left),
             folder=None if self._home is None else self._home.folder,
             soft=0 if trace.targets is None else trace.facts.classes,
+            bias=0 if trace.facts.head_bias is None else trace.facts.classes,
         )
         self._steps: list[int] = []
 
@@ -95,6 +96,7 @@ class Rewriter:
             norm=math.nan if trace.norms is None else self._norm(seen, float(trace.norms[step])),
             parts=[part for part in counts if part[0]],
             targets=seen.targets[kept],
+            bias=None if seen.bias is None else seen.bias[1],
         )
         self._steps.append(step)
 
@@ -128,5 +130,5 @@ class Rewriter:
         varying = {name: values[self._steps] for name, values in self._trace.varying.items()}
         trace, _ = self._writer.finish(new, listed, varying=varying, function=self._trace.function)
         if self._home is not None:
-            trace.memo["home"] = self._home
+            trace.memo[HOME] = self._home
         return trace
