@@ -462,3 +462,11 @@ def test_the_disk_asked_is_that_of_the_folder(tmp_path: Path) -> None:
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
     assert math.isfinite(seconds)
+
+
+def test_a_plan_leaves_random_numbers_alone(run: fastntk.Run) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fastntk.plan(run, classes=[0])
+    assert torch.equal(torch.rand(3), expected)

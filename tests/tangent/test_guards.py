@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.base.errors import InputError
 from fastntk.tangent import RowEngine, checked_engine
-from fastntk.tangent.guards import ROWS_TOLERANCE, check_rows
+from fastntk.tangent.guards import ROWS_TOLERANCE, _disagreeing, check_rows
 
 PRECISE, COARSE = (torch.float32, torch.float64), (torch.bfloat16, torch.float16)
 every_dtype = pytest.mark.parametrize("dtype", [*PRECISE, *COARSE], ids=str)
@@ -202,3 +202,30 @@ def test_training_unlearning_and_audits_of_16_bit_models_are_refused(dtype: torc
     run.model.to(dtype)
     with pytest.raises(InputError, match=message):
         fastntk.unlearn(run, ids=[0], method="path-replay", depth="head")
+
+
+class Kink(nn.Module):
+    """A unit that is on one side of 0 or the other by the route that is taken; beside 0 both routes agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.out = nn.Linear(2, 3)
+        nn.init.constant_(self.inner.bias, 0.0)
+        with torch.no_grad():
+            self.inner.weight.copy_(torch.tensor([[1.0, 1.0], [2.0, 1.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.inner(x)
+        by_autograd = self.inner.bias.requires_grad  # rows are made with all parameters frozen
+        return self.out(z * (z > (1e-5 if by_autograd else -1e-5)))
+
+
+def test_a_unit_at_its_kink_is_no_wrong_row() -> None:
+    model = Kink().eval()
+    subset = fastntk.tune(model, "inner.*+head")
+    at_zero = torch.tensor([[1.0, -1.0], [0.5, 1.0], [-1.0, 1.0], [0.3, 0.2]])
+    engine = checked_engine(model, subset, at_zero)
+    seen = _disagreeing(engine, at_zero)
+    assert seen == {"inner.weight", "inner.bias"}, "without a look beside it, the kink is taken for a wrong route"
+    assert not engine.generic

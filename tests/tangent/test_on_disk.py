@@ -331,7 +331,9 @@ def test_two_writers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    coarse = engine()
+    coarse.model.bfloat16()
     with pytest.raises(InputError, match="bfloat16 on cpu cannot be stored"):
-        rows_on_disk(engine(), images().bfloat16(), tmp_path)
+        rows_on_disk(coarse, images().bfloat16(), tmp_path)
     with pytest.raises(InputError, match="chunk must be"):
         rows_on_disk(engine(), images(), tmp_path, chunk=0)

@@ -172,3 +172,64 @@ def test_a_chunk_leaves_no_activations_behind() -> None:
     gc.collect()
     assert kept
     assert all(ref() is None for ref in kept)
+
+
+class FromWholeNumbers(nn.Module):
+    """Takes bytes, as images come from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 5)
+        self.norm = nn.LayerNorm(5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.body(x.to(self.body.weight) / 255))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_of_whole_numbers(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = FromWholeNumbers().to(dtype).eval()
+    subset = fastntk.tune(model, "norm+head")
+    whole = torch.randint(0, 256, (7, 6), dtype=torch.uint8)
+    rows = fastntk.jacobian(model, subset, whole, chunk=3)
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows, fastntk.jacobian(model, subset, whole.to(dtype)))
+    samples = fastntk.Samples(whole, torch.arange(7) % 3)
+    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=2, batch_size=3), trace=True)
+    for options in ({"method": "fast-ntk"}, {"method": "tangent-replay"}, {"depth": "all"}):
+        assert torch.isfinite(fastntk.unlearn(run, ids=[1], **options).delta).all()
+
+
+class TakesMappings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.out(self.norm(batch["x"]))
+
+
+def test_models_that_take_no_tensor_are_told_so_and_replayed_at_the_head() -> None:
+    torch.manual_seed(0)
+    inputs, labels, model = torch.randn(20, 6), torch.arange(20) % 3, TakesMappings()
+    subset = fastntk.tune(model, "norm+head")
+    optimizer = torch.optim.Adam(subset.parameters.values(), 1e-2)
+    recorder = fastntk.record(model, subset, optimizer, loss=nn.functional.cross_entropy)
+    for batch in torch.arange(20).split(6):
+        with recorder.batch(batch, labels[batch]):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model({"x": inputs[batch]}), labels[batch]).backward()
+            optimizer.step()
+    run = recorder.finish(fastntk.Samples(inputs, labels))
+    made = fastntk.unlearn(run, ids=[1])
+    assert made.details["depth"] == "head"
+    assert "cannot take inputs of shape (6,)" in made.details["climb"]["stopped"]
+    for wrong in (
+        lambda: fastntk.jacobian(model.eval(), subset, inputs),
+        lambda: fastntk.fit(model, subset, run.data, fastntk.Recipe()),
+    ):
+        with pytest.raises(InputError, match=r"cannot take inputs of shape \(6,\)"):
+            wrong()

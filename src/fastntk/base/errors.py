@@ -25,3 +25,9 @@ def listing(items: Iterable[object], *, most: int = 8) -> str:
     texts = [str(item) for item in items]
     more = f" (+{len(texts) - most} more)" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
+
+
+def said(error: BaseException) -> str:
+    """The first line of what another library's error says, as a sentence; its type where it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0].rstrip('.')}."

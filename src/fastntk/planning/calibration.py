@@ -100,7 +100,7 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
     )
     if engine is None:
         return known
-    products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=inputs.dtype)
+    products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=engine.dtype)
     return replace(
         known,
         rows=seconds_of_rows(engine, inputs),
@@ -126,7 +126,7 @@ def _dispatch_seconds() -> float:
 
 
 def _gemm_rate(dtype: torch.dtype) -> float:
-    a = torch.rand(MATRIX, MATRIX, dtype=dtype)
+    a = torch.rand(MATRIX, MATRIX, dtype=dtype, generator=torch.Generator().manual_seed(0))
     return 2.0 * MATRIX**3 / best_time(lambda: a @ a, repeats=3)
 
 
@@ -141,13 +141,18 @@ def _product_rates(engine: RowEngine, *, count: int, batch: int, dtype: torch.dt
     """Bytes a second in products with rows of this engine's shape."""
     classes, width = engine.classes, len(engine.body_columns)
     images = max(1, min(count, PRODUCT_BYTES // max(classes * width * dtype.itemsize, 1)))
-    features = None if engine.weight_columns is None else torch.rand(images, int(engine.weight_columns.shape[1]), dtype=dtype)
-    rows = engine.assemble(torch.rand(images, classes, width, dtype=dtype), features)
+    own = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
+
+    def random(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.rand(*shape, dtype=kind, generator=own)
+
+    features = None if engine.weight_columns is None else random(images, int(engine.weight_columns.shape[1]))
+    rows = engine.assemble(random(images, classes, width), features)
     rows.product_dtype = dtype
     size = rows.body.nbytes + (0 if features is None else features.nbytes)
-    vectors = torch.rand(engine.subset.numel, MANY, dtype=torch.float64)
+    vectors = random(engine.subset.numel, MANY, kind=torch.float64)
     step = vectors[engine.body_columns, 0].to(dtype).requires_grad_()
-    order = torch.randperm(images, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(images, generator=own)
 
     def replay() -> None:
         for part in order.split(batch):

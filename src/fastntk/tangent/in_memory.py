@@ -28,8 +28,8 @@ def linearise(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | 
 def rows_in_memory(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) -> HeadRows:
     """Compute and keep the rows of all inputs by an engine that was checked."""
     n, width = len(inputs), len(engine.body_columns)
-    body = torch.empty(n, engine.classes, width, dtype=inputs.dtype)
-    features = None if engine.weight_columns is None else torch.empty(n, engine.weight_columns.shape[1], dtype=inputs.dtype)
+    body = torch.empty(n, engine.classes, width, dtype=engine.dtype)
+    features = None if engine.weight_columns is None else torch.empty(n, engine.weight_columns.shape[1], dtype=engine.dtype)
     for part, rows in _tracked(engine, inputs, chunk):
         body[part] = rows.body
         if features is not None and rows.features is not None:

@@ -160,7 +160,7 @@ def _place(engine: RowEngine, inputs: Tensor, rows: RowsAt, folder: str | Path |
     """Where the rows go, and a refusal where that cannot be."""
     if rows == "auto" and folder is not None:
         return "disk"
-    size = inputs.dtype.itemsize * len(inputs) * (engine.classes * len(engine.body_columns) + (engine.features or 0))
+    size = engine.dtype.itemsize * len(inputs) * (engine.classes * len(engine.body_columns) + (engine.features or 0))
     allowed = memory_allowed(budget)
     if rows == "memory" and size > allowed:
         raise BudgetError(

@@ -120,8 +120,8 @@ def rows_on_disk(
     :class:`BudgetError` where the disk is too small.
     """
     folder = Path(folder)
-    if inputs.dtype not in _DTYPES:
-        raise InputError(f"Rows of {inputs.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)}.")
+    if engine.dtype not in _DTYPES:
+        raise InputError(f"Rows of {engine.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)}.")
     size = DEFAULT_CHUNK if chunk is None else chunk
     if size < 1:
         raise InputError(f"chunk must be ≥ 1, got {size}.")
@@ -162,9 +162,9 @@ def bytes_on_disk(folder: str | Path) -> int:
 
 def _files(engine: RowEngine, inputs: Tensor, folder: Path) -> list[_File]:
     n = len(inputs)
-    files = [_File(folder / BODY, (n, engine.classes, len(engine.body_columns)), inputs.dtype)]
+    files = [_File(folder / BODY, (n, engine.classes, len(engine.body_columns)), engine.dtype)]
     if engine.weight_columns is not None:
-        files.append(_File(folder / FEATURES, (n, engine.weight_columns.shape[1]), inputs.dtype))
+        files.append(_File(folder / FEATURES, (n, engine.weight_columns.shape[1]), engine.dtype))
     return files
 
 
@@ -178,7 +178,7 @@ def _key(engine: RowEngine, inputs: Tensor, files: list[_File], *, chunk: int, s
         "tuned parameters": list(engine.subset.names),
         "column order": tensor_digest(engine.body_columns),
         "chunk": chunk,
-        "dtype": str(inputs.dtype),
+        "dtype": str(engine.dtype),
         "files": {file.path.name: list(file.shape) for file in files},
     }
 

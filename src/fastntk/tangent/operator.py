@@ -53,7 +53,7 @@ class TangentOperator:
         if v.dim() == 2:
             return torch.stack([self.matvec(column) for column in v.unbind(1)], -1)
         subset = self.engine.subset
-        direction = {name: part.to(self.inputs.dtype).to(self.device) for name, part in subset.split(v).items()}
+        direction = {name: part.to(self.engine.dtype).to(self.device) for name, part in subset.split(v).items()}
         values = {name: p.detach() for name, p in subset.parameters.items()}
 
         def outputs(part: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class TangentOperator:
         leaves = {name: p.detach().requires_grad_() for name, p in subset.parameters.items()}
         sums = with_float64(self.device)
         total = torch.zeros(subset.numel, dtype=torch.float64, device=sums)
-        for x, weights in zip(self._batches(), u.to(self.inputs.dtype).to(self.device).split(self.chunk)):
+        for x, weights in zip(self._batches(), u.to(self.engine.dtype).to(self.device).split(self.chunk)):
             with torch.enable_grad():
                 output = logits(_Bound(self.engine.model, leaves), x)
                 gradients = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)

@@ -72,6 +72,11 @@ class RowEngine:
         self._layout()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the tuned parameters, and so of the rows; inputs may be whole numbers."""
+        return next(iter(self.subset.parameters.values())).dtype
+
+    @property
     def head_names(self) -> tuple[str, ...]:
         """Tuned parameters of the head whose rows are in closed form."""
         if self.head is None:
@@ -144,7 +149,7 @@ class RowEngine:
         direct, features = self._direct_rows(inputs) if self.direct or self.head else (None, None)
         if direct is not None and direct.shape[2] == len(self.body_columns):
             return self.assemble(direct, features if self.weight_columns is not None else None)  # rows can be large: no copy
-        body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=inputs.dtype, device=inputs.device)
+        body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=self.dtype, device=inputs.device)
         if direct is not None:
             body[:, :, : direct.shape[2]] = direct
         if self.generic:
@@ -179,11 +184,11 @@ class RowEngine:
         With probes from :func:`fastntk.linalg.output_probes`, E[RᵀR] = JᵀJ.
         """
         inputs = inputs.to(device_of(self.model))
-        probes = probes.to(inputs)
+        probes = probes.to(inputs.device, self.dtype)
         if self.generic:
             return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
         swept, mode = self._sweep(inputs, probes)
-        out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=inputs.dtype, device=inputs.device)
+        out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=self.dtype, device=inputs.device)
         out[:, :, self.direct_columns] = swept
         for name in self.head_names:
             part = probes.transpose(1, 2)
@@ -225,7 +230,7 @@ class RowEngine:
             source = mode.features if self.via_features and probes is None else output
             assert source is not None
             count = self.backwards if probes is None else probes.shape[2]
-            swept = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=inputs.dtype, device=inputs.device)
+            swept = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=self.dtype, device=inputs.device)
             for k in range(count if self.direct else 0):
                 pieces.clear()
                 seed = torch.zeros_like(source) if probes is None else probes[:, :, k]
@@ -335,7 +340,7 @@ def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | N
     from fastntk.tangent.guards import checked_engine
 
     engine = checked_engine(model, subset, inputs)
-    out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=inputs.dtype, device=device_of(model))
+    out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=engine.dtype, device=device_of(model))
     for part, rows in iter_rows(engine, inputs, chunk=chunk):
         out[part] = rows.dense()
     return out

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastntk.base.errors import InputError, listing
+from fastntk.base.errors import InputError, listing, said
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.recipe import Recipe
@@ -153,10 +153,10 @@ def check_samples(model: nn.Module, samples: Samples) -> int:
             outputs = logits(model, samples.inputs[:1])
     except InputError:
         raise
-    except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+    except Exception as error:  # whatever the user's model raises
         raise InputError(
-            f"The model cannot take inputs of shape {tuple(samples.inputs.shape[1:])}: {str(error).splitlines()[0]} "
-            "Check the image size and channels (build_model(..., image_size=...) sets the size)."
+            f"The model cannot take inputs of shape {tuple(samples.inputs.shape[1:])}: {said(error)} It is called with a batch "
+            "of them, one tensor (n, ...). Check the image size and channels (build_model(..., image_size=...) sets the size)."
         ) from error
     classes = outputs.shape[1]
     outside = [i for i, label in zip(samples.ids, samples.labels.tolist()) if not 0 <= label < classes]

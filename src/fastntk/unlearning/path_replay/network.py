@@ -88,7 +88,7 @@ class PathNetwork:
         return tuple(costs)
 
     def _probe(self, image: Tensor) -> Tensor:
-        probe = torch.zeros(1, self.engine.classes, 1).to(image)
+        probe = torch.zeros(1, self.engine.classes, 1, dtype=self.engine.dtype)
         probe[:, 0] = 1
         return probe
 
@@ -111,7 +111,7 @@ class PathNetwork:
             return
         self._subset.set(self.run.subset.get())
         handful = self.run.data.inputs[:HANDFUL]
-        check_outputs(self._work, handful)
+        check_outputs(self._work, handful, self.engine.dtype)
         self._checked = True
 
     def rows(
