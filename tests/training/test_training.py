@@ -342,3 +342,25 @@ def test_a_run_made_by_hand_is_checked() -> None:
         fastntk.Run(network(), subset, subset.get(), samples())
     with pytest.raises(InputError, match="loaded without its data"):
         _ = fastntk.Run(model, subset, subset.get(), None).data
+
+
+def test_fit_looks_at_its_arguments_before_it_trains() -> None:
+    model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    subset, samples = fastntk.tune(model, "head"), fastntk.Samples(torch.randn(6, 4), torch.arange(6) % 3)
+    before = [parameter.clone() for parameter in (*model.parameters(), *other.parameters())]
+    for arguments, message in (
+        ((other, subset, samples, fastntk.Recipe()), "belongs to another model"),
+        ((model, subset, (samples.inputs, samples.labels), fastntk.Recipe()), "samples must be a Samples, got tuple"),
+        ((model, subset, samples, {"epochs": 2}), "recipe must be a Recipe, got dict"),
+        ((model, "head", samples, fastntk.Recipe()), "subset must be a Subset, got str"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fastntk.fit(*arguments)  # type: ignore[arg-type]
+    assert all(torch.equal(*pair) for pair in zip(before, (*model.parameters(), *other.parameters())))
+
+
+def test_a_head_whose_weight_is_computed_is_refused_for_a_trace_with_the_reason() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+    subset, samples = fastntk.tune(model, "all"), fastntk.Samples(torch.randn(6, 4), torch.arange(6) % 3)
+    with pytest.raises(InputError, match=r"computed from others .*remove_parametrizations"):
+        fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=1), trace=True)

@@ -225,17 +225,56 @@ def unfused() -> nn.Module:
     return model
 
 
+class AttentionByHand(nn.Module):
+    """Nothing in it says what it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+
+def hidden_call() -> nn.Module:
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 5, enable_nested_tensor=False)
+    return nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Flatten(2, 4), nn.Linear(32 * 32, 8), layers, nn.Flatten(), nn.Linear(24, 3))
+
+
+def in_sequence() -> nn.Module:
+    chain = nn.Sequential(*(nn.Sequential(AttentionByHand()) for _ in range(5)))
+    return nn.Sequential(nn.Flatten(2), nn.Linear(32 * 32, 8), chain, nn.Flatten(), nn.Linear(24, 3))
+
+
 @pytest.mark.parametrize(
-    ("build", "advice"), [(unfused, "fused_attn = True"), (lambda: hf_vit("eager"), "attn_implementation='sdpa'")]
+    ("build", "reason"),
+    [
+        (unfused, "fused_attn = False: set it to True"),
+        (lambda: hf_vit("eager"), "attn_implementation='sdpa'"),
+        (hidden_call, r"built on nn\.MultiheadAttention"),
+        (in_sequence, r"plain nn\.Sequential"),
+    ],
 )
-def test_attention_without_the_fused_call_is_refused_and_leaves_no_mode_behind(
-    build: Callable[[], nn.Module], advice: str
+def test_attention_without_the_fused_call_is_refused_before_anything_is_attached(
+    build: Callable[[], nn.Module], reason: str
 ) -> None:
-    model = build()
+    model, images = build().eval(), torch.randn(1, 3, 32, 32)
+    names, before = list(model.state_dict()), logits(model, images)
+    with pytest.raises(InputError, match=reason):
+        fastntk.tune(model, "prompts+head")
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(logits(model, images), before)
+    fastntk.tune(model, "head")
+
+
+def test_attention_written_out_is_refused_and_leaves_no_mode_behind() -> None:
+    blocks = [AttentionByHand() for _ in range(5)]
+    model = nn.Sequential(nn.Sequential(*blocks), nn.Flatten(), nn.Linear(24, 3)).eval()
     fastntk.tune(model, "prompts+head")
     for _ in range(2):
-        with pytest.raises(InputError, match=advice):
-            logits(model, torch.randn(1, 3, 32, 32))
+        with pytest.raises(InputError, match="Prompts need exactly one"):
+            logits(model, torch.randn(1, 3, 8))
     q = torch.randn(1, 2, 3, 4)
     output = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     torch.testing.assert_close(output, torch.softmax(q @ q.transpose(2, 3) / 2, -1) @ q)
@@ -255,11 +294,3 @@ def test_an_error_inside_a_block_leaves_no_mode_behind() -> None:
     torch.testing.assert_close(output, expected)
     block.mlp.forward = plain
     assert logits(model, torch.randn(1, 3, 32, 32)).shape == (1, 4)
-
-
-def test_multihead_attention_is_refused_with_a_message() -> None:
-    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
-    model = nn.Sequential(layers, nn.Flatten(), nn.Linear(8 * 5, 3)).eval()
-    fastntk.tune(model, "prompts+head", prompt_blocks=2)
-    with pytest.raises(InputError, match=r"nn\.MultiheadAttention are not supported"):
-        model(torch.randn(2, 5, 8))

@@ -162,8 +162,15 @@ def test_what_cannot_be_removed_is_refused(run: fastntk.Run) -> None:
     with pytest.raises(InputError, match="has no trace"):
         fastntk.removals(dataclasses.replace(run, trace=None), ["p1"])
     odd, _ = traced_head([[0, 1], [2, 3]])
-    with pytest.raises(InputError, match="never looked at p11"):
+    with pytest.raises(InputError, match=r"group 1: .* never looked at p11"):
         fastntk.removals(odd, ["p0", "p11"])
+
+
+def test_of_a_sample_that_was_never_looked_at_there_is_no_figure() -> None:
+    run, _ = traced_head([[0, 1], [2, 3]])
+    both, alone = fastntk.removals(run, [["p0", "p11"], ["p0"]]), fastntk.removals(run, ["p0"])
+    assert both.losses[0].isnan().tolist() == both.margins[0].isnan().tolist() == [[False, True]] * 2
+    assert both[0] == both[1] == alone[0]
 
 
 def test_groups_one_by_one() -> None:

@@ -134,8 +134,8 @@ def check_holdout(run: Run, holdout: Samples) -> int:
     ours, theirs = (class_names(samples, classes=classes) for samples in (run.data, holdout))
     if run.data.classes is not None and holdout.classes is not None and ours != theirs:
         raise InputError(
-            f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it with classes=run.data.classes, which "
-            "matches labels by name."
+            f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it by "
+            "load_source(..., classes=run.data.classes), which matches labels by name."
         )
     training = set(_content(run.data))
     shared = sum(digest in training for digest in _content(holdout))

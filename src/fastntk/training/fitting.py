@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fastntk.base.atomic import new_folder
+from fastntk.base.errors import InputError
 from fastntk.base.gradients import with_gradients
 from fastntk.data import Samples
 from fastntk.models import device_of, logits
@@ -34,6 +35,7 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     ``trace``: record the path, in memory (True) or in a new folder; ``unlearn`` can then meet requests in seconds. The weights
     are the same bytes with and without.
     """
+    _check_arguments(model, subset, samples, recipe)
     check_samples(model, samples)
     if recipe.epochs:
         check_head(subset, samples)
@@ -62,6 +64,18 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     if folder is not None:  # it has its name now
         recorded = read_trace(Path(str(trace)), verify=False)
     return Run(model, subset, anchor, samples, recipe=recipe, history=tuple(history), trace=recorded, pretrained=before)
+
+
+def _check_arguments(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe) -> None:
+    """Refuse, before anything is trained, what is of another kind or belongs to another model."""
+    wanted = {"model": (model, nn.Module), "subset": (subset, Subset), "samples": (samples, Samples), "recipe": (recipe, Recipe)}
+    for name, (given, kind) in wanted.items():
+        if not isinstance(given, kind):
+            raise InputError(
+                f"fit takes (model, subset, samples, recipe): {name} must be a {kind.__name__}, got {type(given).__name__}."
+            )
+    if subset.model is not model:
+        raise InputError("The subset belongs to another model: use subset.on(model) or tune(model, spec).")
 
 
 @with_gradients

@@ -52,12 +52,18 @@ class Series:
             raise InputError(f"rows {start} to {stop} of a series of {self.length}")
         if isinstance(self.data, Tensor):
             return self.data[start:stop]
-        numbers = np.fromfile(
-            self.data,
-            dtype=str(self.dtype).removeprefix("torch."),
-            count=(stop - start) * math.prod(self.shape),
-            offset=start * self._row_bytes,
-        )
+        count = (stop - start) * math.prod(self.shape)
+        try:
+            numbers = np.fromfile(
+                self.data, dtype=str(self.dtype).removeprefix("torch."), count=count, offset=start * self._row_bytes
+            )
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{self.data} is gone: a trace in a folder is read from there as long as it is used. Put the folder back, or "
+                "load the run again from where it was saved."
+            ) from error
+        if len(numbers) != count:
+            raise InputError(f"{self.data} was cut short while it was in use: copy the folder again from where it is whole.")
         return torch.from_numpy(numbers).reshape(stop - start, *self.shape)
 
     def __getitem__(self, index: int) -> Tensor:

@@ -37,6 +37,12 @@ def tuned_head(model: nn.Module, subset: Subset) -> TunedHead:
         ) from error
     prefix = f"{name}." if name else ""
     weight, bias = f"{prefix}weight", f"{prefix}bias"
+    if nn.utils.parametrize.is_parametrized(layer):
+        raise InputError(
+            f"A trace follows a head with a weight of its own, and that of {name or type(model).__name__} is computed from "
+            "others (weight_norm, spectral_norm or another parametrization). Train without a trace, or take the parametrization "
+            "away (torch.nn.utils.parametrize.remove_parametrizations) before the training."
+        )
     if weight not in subset.names or not layer.weight.requires_grad:
         raise InputError(
             f"A trace follows the head while the rest moves little, and the head ({weight}) is not tuned. Tune it as well "

@@ -140,6 +140,8 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
     if not 1 <= blocks <= len(chain):
         raise InputError(f"prompt_blocks must be between 1 and {len(chain)} (the model's blocks), got {blocks}.")
     existing = [block for block in chain if hasattr(block, PROMPT_NAME)]
+    if not existing:
+        _check_attention(model, chain[:blocks])
     width = _width(model, chain[0])
     if existing:
         shapes = {tuple(block.get_submodule(PROMPT_NAME).get_parameter("key").shape) for block in existing}
@@ -155,6 +157,30 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
             key, value = (PROMPT_STD * torch.randn(length // 2, width, generator=generator) for _ in range(2))
             PrefixPrompt(key.to(like), value.to(like)).attach(block)
     return [name for name, _ in model.named_parameters() if f".{PROMPT_NAME}." in f".{name}"]
+
+
+def _check_attention(model: nn.Module, blocks: list[nn.Module]) -> None:
+    """Refuse, before anything is attached, blocks that are known not to call ``F.scaled_dot_product_attention`` in the open."""
+    named = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    modules = [module for block in blocks for module in block.modules()]
+    reason = None
+    if any(isinstance(module, nn.MultiheadAttention) for module in modules):
+        reason = "its blocks are built on nn.MultiheadAttention, which hides that call"
+    elif isinstance(named, str) and named != "sdpa":
+        reason = f"its attention is {named!r}: load it with attn_implementation='sdpa'"
+    elif any(getattr(module, "fused_attn", True) is False for module in modules):
+        reason = "its attention modules have fused_attn = False: set it to True"
+    elif any(isinstance(block, nn.Sequential) for block in blocks):
+        reason = (
+            "its blocks are plain nn.Sequential, which would call the prompts as one more layer: make each a module of its own"
+        )
+    elif any("window" in type(module).__name__.lower() for module in modules):
+        reason = "its attention looks through windows"
+    if reason is not None:
+        raise InputError(
+            f"spec 'prompts' puts keys and values in front of F.scaled_dot_product_attention, and {type(model).__name__} has no "
+            f"such call that could be reached: {reason}. The model is as it was; 'norm+head' tunes it without prompts."
+        )
 
 
 def _has_attention(block: nn.Module) -> bool:

@@ -90,7 +90,11 @@ class Job:
         outcome = self.method.run(task, **own)
         vector = outcome.vector.to(origin.anchor.device)
         model = working_copy(origin) if outcome.model is None else outcome.model
-        model.train(origin.model.training)
+        if outcome.model is None:
+            for copied, own_module in zip(model.modules(), origin.model.modules()):
+                copied.training = own_module.training
+        else:
+            model.train(origin.model.training)
         origin.subset.on(model).set(vector)
         check_finite(model, what=f"The model that {self.method.name} made")
         key = (self.previous.key if self.previous else origin.key) or new_key()

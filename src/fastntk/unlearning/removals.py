@@ -52,7 +52,8 @@ class Removals:
     """Per group, in the order given, what its samples' predictions are before and after they are left out of the training.
 
     ``positions``: per group, its samples' positions in the run's data (k,). ``losses``, ``margins``: per group (2, k), before and
-    after, one column for each sample. ``depth``, ``checkpoints``: as replayed. ``alone``: groups that were replayed by
+    after, one column for each sample, NaN for one that the training never looked at; means are of the others. ``depth``,
+    ``checkpoints``: as replayed. ``alone``: groups that were replayed by
     themselves, because they leave some batch with no sample. ``replay_miss``: how far the replay of all samples ended from the
     trained weights, over the fine-tuning's own length; beyond 0.05 the figures are of another training, and a warning says so.
     ``seconds``: of the whole call.
@@ -158,13 +159,14 @@ def removals(
         lanes = replay(trace, anchor, keep, spans=columns.spans, motion=motion).lanes
         miss = replay_miss(run, columns, lanes)  # of the recorded lane, the same in every turn
         for lane, group in enumerate(part, start=1):
-            watch = _watched(trace, positions[group], last[positions[group]])
+            seen = last[positions[group]] >= 0
+            watch = _watched(trace, positions[group][seen], last[positions[group]][seen])
             before, after = (
                 predicted(watch, lanes, each, step=trace.steps, motion=motion, constant=anchor.get("constant")).double()
                 for each in (0, lane)
             )
-            losses[group] = torch.stack([_losses(logits, watch.labels) for logits in (before, after)])
-            margins[group] = torch.stack([_margins(logits, watch.labels) for logits in (before, after)])
+            losses[group] = _placed([_losses(logits, watch.labels) for logits in (before, after)], seen)
+            margins[group] = _placed([_margins(logits, watch.labels) for logits in (before, after)], seen)
     if not miss <= MISS:
         warnings.warn(f"removals: {missing_text(miss)}: the figures are not those of this model.", stacklevel=2)
     if whole := whole_text(body_share(run, trace), body_share(run, trace, names)):
@@ -204,11 +206,14 @@ def _positions(groups: Sequence[Group], listed: Samples) -> tuple[Tensor, ...]:
 
 
 def _last_visits(trace: Trace, positions: Sequence[Tensor]) -> Tensor:
-    """Per sample its last visit (n,), −1 where there is none; a sample of a group that has none is refused."""
+    """Per sample its last visit (n,), −1 where there is none; a group without any is refused."""
     last = trace.last_visits
-    never = [trace.listed.ids[i] for where in positions for i in where.tolist() if last[i] < 0]
-    if never:
-        raise InputError(f"the recorded training never looked at {listing(never)}: leaving them out changes nothing.")
+    for number, where in enumerate(positions):
+        if not bool((last[where] >= 0).any()):
+            never = [trace.listed.ids[i] for i in where.tolist()]
+            raise InputError(
+                f"group {number}: the recorded training never looked at {listing(never)}: leaving them out changes nothing."
+            )
     return last
 
 
@@ -276,5 +281,12 @@ def _margins(logits: Tensor, labels: Tensor) -> Tensor:
     return own - logits.scatter(1, labels[:, None], -torch.inf).amax(1)
 
 
+def _placed(figures: Sequence[Tensor], seen: Tensor) -> Tensor:
+    """Figures before and after (2, k) of the samples that were ``seen`` (n,); NaN for the others."""
+    out = torch.full((2, len(seen)), torch.nan, dtype=figures[0].dtype)
+    out[:, seen] = torch.stack(list(figures))
+    return out
+
+
 def _means(values: Sequence[Tensor], row: int) -> Tensor:
-    return torch.stack([each[row].mean() for each in values])
+    return torch.stack([each[row].nanmean() for each in values])
