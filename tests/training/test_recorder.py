@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fastntk
+from fastntk.base.errors import InputError
 from fastntk.training.losses import recognised
 from fastntk.training.path_store import EXPECTED_STEPS
 from fastntk.training.recorder import Recorder
@@ -153,6 +154,37 @@ def test_a_replay_of_a_loop_with_its_head_alone_tuned_is_that_loop_without_the_s
     missed, moved = difference(LOOPS[name], gone)
     assert moved > 1e-2
     assert missed < 1e-10 * max(1.0, moved)
+
+
+def test_a_limit_of_clipping_that_no_step_reached_can_be_stated() -> None:
+    """Without some samples a gradient may be longer than any in the record."""
+    gone = [0, 3, 6, 9, 12, 15, 18, 21]
+    told_apart = 0
+    for limit in torch.linspace(0.6, 1.2, 31).tolist():
+        loop = Loop(ADAMW, clip=limit)
+        known, unknown = loop(trace=True, max_norm=limit)[2], loop(trace=True)[2]
+        if bool((known.trace.clips < 1).any()):
+            continue
+        wanted = loop(gone)[1].get()
+        missed = [
+            float((fastntk.unlearn(run, ids=[run.listed.ids[k] for k in gone], depth="head").subset.get() - wanted).norm())
+            for run in (known, unknown)
+        ]
+        assert (known.trace.facts.max_norm, unknown.trace.facts.max_norm) == (limit, None)
+        assert missed[0] < 1e-10
+        told_apart += missed[1] > 1e-4
+    assert told_apart
+
+
+def test_a_limit_of_clipping_that_the_steps_contradict() -> None:
+    with pytest.warns(UserWarning, match=r"max_norm=0.9 was stated, .* clipped to a norm of 0.55"):
+        run = Loop(ADAMW, clip=0.55)(trace=True, max_norm=0.9)[2]
+    assert run.trace.facts.max_norm == pytest.approx(0.55, rel=1e-4)
+    with pytest.warns(UserWarning, match=r"max_norm=0.1 was stated, .* other factors"):
+        run = Loop(ADAMW)(trace=True, max_norm=0.1)[2]
+    assert run.trace.facts.max_norm is None
+    with pytest.raises(InputError, match="max_norm is the limit"):
+        Loop(ADAMW)(trace=True, max_norm=0.0)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -209,19 +209,35 @@ class Step:
             self._ready.synchronize()
 
 
-def clipping(measures: Tensor) -> tuple[Tensor, float | None]:
+def clipping(measures: Tensor, stated: float | None = None) -> tuple[Tensor, float | None]:
     """From the measures (S, 4) of all steps what each was clipped by, exactly 1 where it is so but for rounding; and the norm
-    that gradients were clipped to, where all clipped steps agree on one that no other step exceeds."""
+    that gradients were clipped to, where all clipped steps agree on one that no other step exceeds.
+
+    Where no step was clipped, it is the one that was ``stated``; where steps contradict that, a warning says so.
+    """
+    clips, most, largest = _clipping(measures)
+    if stated is not None:
+        if most is None and bool((clips == 1).all()) and largest <= 1.01 * stated:
+            return clips, stated
+        if most is None or abs(most - stated) > 1e-2 * stated:
+            seen = "other factors than of one norm" if most is None else f"gradients clipped to a norm of {most:.4g}"
+            warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {seen}: these count", stacklevel=5)
+    return clips, most
+
+
+def _clipping(measures: Tensor) -> tuple[Tensor, float | None, float]:
+    """As :func:`clipping`, from the steps alone; and the largest norm of all."""
     clips, errors, norms, head = measures.unbind(1)
     plain = (clips - 1).abs() <= errors.clamp_min(1e-6)
     clips = torch.where(plain, torch.ones_like(clips), clips)
-    if bool(plain.all()) or bool((clips > 1).any()):
-        return clips, None
     whole = (norms.square() + head.square()).sqrt() + 1e-6  # clip_grad_norm_ adds as much to the norm that it divides by
+    largest = float(whole.max()) if len(whole) else 0.0
+    if bool(plain.all()) or bool((clips > 1).any()):
+        return clips, None, largest
     reached = (clips * whole)[~plain]
     most = float(reached.median())
     same = float(reached.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
-    return clips, most if same else None
+    return clips, most if same else None, largest
 
 
 def unexplained(clips: Tensor, max_norm: float | None) -> bool:

@@ -50,8 +50,17 @@ class PathStore:
     """``kept``: the parameters of the body whose path is kept: from the head inwards, as many as have room (bytes) for this many
     steps; none once the gradients, or the parameters by epoch, take more than that."""
 
-    def __init__(self, subset: Subset, head: TunedHead, trace: bool | str | Path, *, steps: int | None, room: int) -> None:
-        self._subset, self._head, self._room = subset, head, room
+    def __init__(
+        self,
+        subset: Subset,
+        head: TunedHead,
+        trace: bool | str | Path,
+        *,
+        max_norm: float | None,
+        steps: int | None,
+        room: int,
+    ) -> None:
+        self._subset, self._head, self._room, self._max_norm = subset, head, room, max_norm
         self._like = subset.get()
         self.kept = self._with_room(room // (steps or EXPECTED_STEPS))
         self._target = None if trace is True else Path(str(trace)).absolute()
@@ -182,7 +191,7 @@ class PathStore:
         self._drain()
         self._opened.epoch(self._subset.get())
         measures = torch.stack(self._measures)
-        clips, most = clipping(measures)
+        clips, most = clipping(measures, self._max_norm)
         errors, sizes = measures[:, 1], measures[:, 3] * measures[:, 0].abs()
         mean = float((errors * sizes).norm() / sizes.norm().clamp_min(1e-30))
         return Ended(clips, measures[:, 2], most, float(errors.median()), mean, self._shares.averages())

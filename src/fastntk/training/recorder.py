@@ -55,6 +55,7 @@ def record(
     loss: Any,
     trace: bool | str | Path = True,
     average: Average | None = None,
+    max_norm: float | None = None,
     steps: int | None = None,
     room: int = GRADIENTS_UP_TO,
 ) -> Recorder:
@@ -63,11 +64,14 @@ def record(
     ``loss(logits, targets)``: the mean loss that the loop uses, a function or a name ("cross-entropy"). ``trace``: True keeps the
     record in memory, a path puts it into a new folder. ``average``: what a step of several accumulated batches is, the mean of
     their means ("batch"), or the mean of all their samples ("step"); "sum" where the loop sums ``loss`` over samples and divides
-    by nothing or a fixed number. None: as batches of unequal size show, else the first.
+    by nothing or a fixed number. None: as batches of unequal size show, else the first. ``max_norm``: the limit that the loop
+    gives ``clip_grad_norm_``; without it the steps that reached it tell it, and none does where none reached it.
     ``steps``: how many there will be, if known; with ``room`` (bytes) it decides how much of the body's path is kept, from the
     head inwards.
     """
-    return Recorder(model, subset, optimizer, loss=loss, trace=trace, average=average, steps=steps, room=room)
+    if max_norm is not None and not max_norm > 0:
+        raise InputError(f"max_norm is the limit of clip_grad_norm_, a number above 0, or None; got {max_norm!r}.")
+    return Recorder(model, subset, optimizer, loss=loss, trace=trace, average=average, max_norm=max_norm, steps=steps, room=room)
 
 
 class Recorder:
@@ -82,6 +86,7 @@ class Recorder:
         loss: Any,
         trace: bool | str | Path,
         average: Average | None,
+        max_norm: float | None,
         steps: int | None,
         room: int,
     ) -> None:
@@ -109,7 +114,7 @@ class Recorder:
         self._tuned = Untouched(lambda: list(self._parameters.values()), own)
         self._marks: list[Tensor] = []
         self._state = Untouched(lambda: self._live.state_of(own))
-        self._store = PathStore(subset, self._head, trace, steps=steps, room=room)
+        self._store = PathStore(subset, self._head, trace, max_norm=max_norm, steps=steps, room=room)
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
             self._head.layer.weight.register_hook(self._saw_gradient),
