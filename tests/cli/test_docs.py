@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from fastntk.cli.app import app
 from fastntk.models.torchvision_ops import ensure_operators
+from fastntk.unlearning.registry import METHODS, unregister
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("howto-forget", "howto-data", "howto-models", "howto-record", "howto-operate")
@@ -48,6 +50,16 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == 0, f"{line}\n{result.output}"
 
 
+@pytest.fixture
+def _own_methods() -> Iterator[None]:
+    """What a page registers is taken back: other tests count the methods."""
+    before = set(METHODS)
+    yield
+    for name in set(METHODS) - before:
+        unregister(name)
+
+
+@pytest.mark.usefixtures("_own_methods")
 def test_snippets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

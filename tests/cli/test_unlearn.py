@@ -23,7 +23,8 @@ from fastntk.storage.data import source_samples
 from fastntk.storage.manifest import read_manifest
 from fastntk.storage.results import load_result, save_result
 from fastntk.storage.runs import load_run
-from fastntk.unlearning import METHODS, update
+from fastntk.unlearning import METHODS
+from fastntk.unlearning.path_replay import checking
 
 SMALL = ["--data", "digits", "--images-per-class", "4", "--only-classes", "3", "--epochs", "2", "--seed", "1"]
 
@@ -155,7 +156,7 @@ def test_overwriting_replaces_results_and_never_runs(run_folder: Path, tmp_path:
 def test_a_step_that_fails_its_check_is_written_with_exit_code_3(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update, "RETRAIN", -1.0)
+    monkeypatch.setattr(checking, "MISS", -1.0)
     outcome = command("unlearn", run_folder, "--classes", "0", "--out", tmp_path / "r")
     assert outcome.exit_code == 3, outcome.output
     assert "retrain instead" in outcome.stdout
