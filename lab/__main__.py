@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run what is missing")
-    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS, CALIBRATION, PACKED]))
+    run.add_argument("name", choices=sorted([*EXPERIMENTS, COMPARISON, RECORDED, ATTACKS, CALIBRATION]))
     run.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
     run.add_argument("--work", type=Path, help="folder of trained weights (default: OUT/work)")
     run.add_argument("--shared", type=Path, default=Path(os.environ.get("FASTNTK_SHARED", ROOT.parent / "shared")))
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     from fastntk.base.progress import show_progress
     from fastntk.reproduce.experiment import open_experiment
     from fastntk.reproduce.runner import plan, run_steps, stale_text
-    from lab import chain, path, single
+    from lab import chain, packed, path, single
     from lab.augmented import open_own
 
     if options.threads is not None:
@@ -118,21 +118,6 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(f"'run {ATTACKS}' has one setting, and takes no --settings.")
         attacks.run(out=options.out, work=work, shared=options.shared, only_plan=options.plan, keep_stale=options.keep_stale)
         return 0
-    if options.name == PACKED:
-        from lab import packed
-
-        if options.settings:
-            raise InputError(f"'run {PACKED}' has one setting, and takes no --settings.")
-        for setting in packed.PACKED:
-            packed.run(
-                setting,
-                out=options.out,
-                work=work,
-                shared=options.shared,
-                only_plan=options.plan,
-                keep_stale=options.keep_stale,
-            )
-        return 0
     settings = _chosen_settings(options)
     folders = {"out": options.out, "work": work, "shared": options.shared}
     if options.name == COMPARISON:
@@ -155,6 +140,10 @@ def _run(options: argparse.Namespace) -> int:
                 keep_stale=options.keep_stale,
                 opening=open_own if options.name == "augmented" else open_experiment,
             )
+        return 0
+    if options.name == PACKED:
+        for setting in settings:
+            packed.run(setting, **folders, only_plan=options.plan, keep_stale=options.keep_stale)
         return 0
     if options.name == "chain":
         for setting in settings:

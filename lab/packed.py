@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,9 @@ from fastntk.reproduce.setting import MethodRow, Request, Setting
 from fastntk.training.fitting import fit
 from fastntk.unlearning import unlearn
 from lab.path_models import Outputs, compared, outputs_file, outputs_of, own_figures, variation
-from lab.path_targets import BEST
-from lab.settings import PATH
 
 SCHEMA = "fastntk-packed/1"
 FOLDER = "packed"
-SHOWN = ("head", "auto", BEST)
-PACKED: tuple[Setting, ...] = (
-    replace(PATH[0], extra_retrain_seeds=(), methods=tuple(row for row in PATH[0].methods if row.label in SHOWN)),
-)
-"""The small ResNet of the path experiment, and the depths that the README shows."""
 RETRAIN, OWN_BATCHES, FULL = "retrain", "packed", "full"
 Models = Mapping[int, Outputs]
 

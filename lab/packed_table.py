@@ -12,9 +12,10 @@ from fastntk.base.schema import read_json
 from fastntk.reproduce.costs import images
 from fastntk.reproduce.setting import Setting
 from fastntk.reproduce.summary import Figure
-from lab.packed import FULL, OWN_BATCHES, PACKED, RETRAIN, record_file
+from lab.packed import FULL, OWN_BATCHES, RETRAIN, record_file
 from lab.path_targets import BEST
 from lab.provenance import provenance
+from lab.settings import PACKED
 from lab.unlearning_page import figure_text
 
 PLACES = ("forget", "holdout")

@@ -133,6 +133,10 @@ PATH: tuple[Setting, ...] = (
     ),
 )
 CHAIN: tuple[Setting, ...] = (PATH[0],)
+PACKED: tuple[Setting, ...] = (
+    replace(PATH[0], extra_retrain_seeds=(), methods=tuple(row for row in PATH[0].methods if row.label in RELEARNED)),
+)
+"""The depths that the README shows, beside Retrains with batches of their own (:mod:`lab.packed`)."""
 SINGLE_PATH: tuple[Setting, ...] = (
     replace(
         SINGLE[0],
@@ -154,4 +158,5 @@ EXPERIMENTS: dict[str, tuple[Setting, ...]] = {
     "single-path": SINGLE_PATH,
     "augmented": (AUGMENTED,),
     "chain": CHAIN,
+    "packed": PACKED,
 }

@@ -12,12 +12,12 @@ import pytest
 import torch
 from lab.comparison import BASELINES, BUDGET, comparison
 from lab.comparison_page import separation
-from lab.packed import OWN_BATCHES, PACKED, RETRAIN, record_file
+from lab.packed import OWN_BATCHES, RETRAIN, record_file
 from lab.packed_table import multiple, wider
 from lab.path_rows import PathRecords
 from lab.path_targets import BEST
 from lab.rows import Row, records_of, row_of
-from lab.settings import EXPERIMENTS
+from lab.settings import EXPERIMENTS, PACKED
 from torch import nn
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
