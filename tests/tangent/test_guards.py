@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.base.errors import InputError
-from fastntk.tangent import RowEngine, checked_engine
+from fastntk.tangent import RowEngine, checked_engine, guards
 from fastntk.tangent.guards import ROWS_TOLERANCE, _disagreeing, check_rows
 
 PRECISE, COARSE = (torch.float32, torch.float64), (torch.bfloat16, torch.float16)
@@ -219,6 +219,47 @@ class Kink(nn.Module):
         z = self.inner(x)
         by_autograd = self.inner.bias.requires_grad  # rows are made with all parameters frozen
         return self.out(z * (z > (1e-5 if by_autograd else -1e-5)))
+
+
+class OnlyPixels(nn.Module):
+    """Reorders the samples on the way, and gives no number below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.inner(torch.sqrt(x).flip(0)).flip(0))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_models_that_cannot_be_asked_beside_their_inputs_go_the_slow_way(outside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if outside:
+        monkeypatch.setattr(guards, "_moved", lambda inputs, share, seed: -1 - inputs)
+    model = OnlyPixels().eval()
+    subset = fastntk.tune(model, "inner.*+head")
+    pixels = torch.rand(6, 4).round(decimals=1)
+    pixels[:, 0] = 0.0
+    torch.testing.assert_close(fastntk.jacobian(model, subset, pixels), oracle(model, subset, pixels))
+
+
+class Steps(nn.Module):
+    """Takes floats as numbers of a table, and rows of the wrong sample: what it does jumps with the inputs' last digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.out = nn.Embedding(50, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.inner(self.table(x.long()).mean(1).flip(0)).flip(0))
+
+
+def test_a_model_with_jumps_hides_no_wrong_rows() -> None:
+    torch.manual_seed(0)
+    model = Steps().eval()
+    subset = fastntk.tune(model, "inner.*+head")
+    numbers = torch.randint(1, 49, (6, 3)).float()
+    torch.testing.assert_close(fastntk.jacobian(model, subset, numbers), oracle(model, subset, numbers))
 
 
 def test_a_unit_at_its_kink_is_no_wrong_row() -> None:

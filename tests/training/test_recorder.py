@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fastntk.base.errors import InputError
 from fastntk.training.losses import recognised
 from fastntk.training.path_store import EXPECTED_STEPS
 from fastntk.training.recorder import Recorder
+from fastntk.training.trace_folder import read_trace
 
 N, CLASSES = 24, 3
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -180,11 +182,22 @@ def test_a_limit_of_clipping_that_the_steps_contradict() -> None:
     with pytest.warns(UserWarning, match=r"max_norm=0.9 was stated, .* clipped to a norm of 0.55"):
         run = Loop(ADAMW, clip=0.55)(trace=True, max_norm=0.9)[2]
     assert run.trace.facts.max_norm == pytest.approx(0.55, rel=1e-4)
-    with pytest.warns(UserWarning, match=r"max_norm=0.1 was stated, .* other factors"):
+    with pytest.warns(UserWarning, match=r"max_norm=0.1 was stated, .* no clipping, with norms up to") as said:
         run = Loop(ADAMW)(trace=True, max_norm=0.1)[2]
+    assert [warning.filename for warning in said] == [__file__], "where finish was called"
     assert run.trace.facts.max_norm is None
-    with pytest.raises(InputError, match="max_norm is the limit"):
-        Loop(ADAMW)(trace=True, max_norm=0.0)
+    for odd in (0.0, -1, math.nan, True, "1"):
+        with pytest.raises(InputError, match="max_norm is the limit"):
+            Loop(ADAMW)(trace=True, max_norm=odd)
+
+
+def test_a_stated_limit_is_stored_and_no_limit_is_none(tmp_path: Path) -> None:
+    """``clip_grad_norm_(parameters, inf)`` is how one reads the norm."""
+    loop = Loop(ADAMW, clip=5.0)
+    assert loop(trace=True, max_norm=math.inf)[2].trace.facts.max_norm is None
+    run = loop(trace=tmp_path / "trace", max_norm=5.0)[2]
+    assert read_trace(tmp_path / "trace").facts.max_norm == run.trace.facts.max_norm == 5.0
+    assert Loop(ADAMW, clip=0.55)(trace=True, max_norm=0.55)[2].trace.facts.max_norm == 0.55
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -242,6 +242,26 @@ def hidden_call() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Flatten(2, 4), nn.Linear(32 * 32, 8), layers, nn.Flatten(), nn.Linear(24, 3))
 
 
+class InLists(nn.Module):
+    """Blocks as pairs in a list, as many write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(32 * 32, 8)
+        self.layers = nn.ModuleList(nn.ModuleList([AttentionByHand(), nn.Linear(8, 8)]) for _ in range(5))
+        self.out = nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x.flatten(2))
+        for attention, linear in self.layers:  # type: ignore[misc]
+            x = linear(x + attention(x))
+        return self.out(x.flatten(1))
+
+
+def in_lists() -> nn.Module:
+    return InLists()
+
+
 def in_sequence() -> nn.Module:
     chain = nn.Sequential(*(nn.Sequential(AttentionByHand()) for _ in range(5)))
     return nn.Sequential(nn.Flatten(2), nn.Linear(32 * 32, 8), chain, nn.Flatten(), nn.Linear(24, 3))
@@ -254,6 +274,7 @@ def in_sequence() -> nn.Module:
         (lambda: hf_vit("eager"), "attn_implementation='sdpa'"),
         (hidden_call, r"built on nn\.MultiheadAttention"),
         (in_sequence, r"plain nn\.Sequential"),
+        (in_lists, r"nn\.ModuleList"),
     ],
 )
 def test_attention_without_the_fused_call_is_refused_before_anything_is_attached(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -704,6 +705,18 @@ def test_a_run_is_copied_and_pickled_also_after_a_request() -> None:
     made = without(own, depth="all", ids=["p2"])
     for again in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
         torch.testing.assert_close(theta(without(again, depth="all", ids=["p2"])), theta(made), rtol=0, atol=0)
+
+
+def test_copies_of_a_trace_share_its_temporary_folder_and_a_pickle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewriting, "IN_MEMORY", -1)
+    result = without(body_run(), depth="all", ids=["p2"])
+    assert result.trace is not None
+    again, expected = copy.deepcopy(result.trace), result.trace.features.read(0, 3)
+    with pytest.raises(InputError, match="temporary folder, which a pickle would not hold"):
+        pickle.dumps(result.trace)
+    del result
+    gc.collect()
+    torch.testing.assert_close(again.features.read(0, 3), expected, rtol=0, atol=0)
 
 
 def test_a_trace_whose_folder_is_gone_or_cut_says_so(tmp_path: Path) -> None:

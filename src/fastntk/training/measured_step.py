@@ -213,15 +213,19 @@ def clipping(measures: Tensor, stated: float | None = None) -> tuple[Tensor, flo
     """From the measures (S, 4) of all steps what each was clipped by, exactly 1 where it is so but for rounding; and the norm
     that gradients were clipped to, where all clipped steps agree on one that no other step exceeds.
 
-    Where no step was clipped, it is the one that was ``stated``; where steps contradict that, a warning says so.
+    It is the one that was ``stated``, if any, unless the steps contradict it: then a warning says so.
     """
     clips, most, largest = _clipping(measures)
-    if stated is not None:
-        if most is None and bool((clips == 1).all()) and largest <= 1.01 * stated:
+    if stated is None:
+        return clips, most
+    unclipped = bool((clips == 1).all())
+    if unclipped if most is None else abs(most - stated) <= 1e-2 * stated:
+        if largest <= 1.01 * stated or not unclipped:
             return clips, stated
-        if most is None or abs(most - stated) > 1e-2 * stated:
-            seen = "other factors than of one norm" if most is None else f"gradients clipped to a norm of {most:.4g}"
-            warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {seen}: these count", stacklevel=5)
+        seen = f"no clipping, with norms up to {largest:.4g}"
+    else:
+        seen = "factors that are not those of one norm" if most is None else f"gradients clipped to a norm of {most:.4g}"
+    warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {seen}: these count", stacklevel=4)
     return clips, most
 
 

@@ -16,6 +16,7 @@ training changes. What goes wrong after the first step never stops the loop: a w
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,8 +70,10 @@ def record(
     ``steps``: how many there will be, if known; with ``room`` (bytes) it decides how much of the body's path is kept, from the
     head inwards.
     """
-    if max_norm is not None and not max_norm > 0:
+    if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0):
         raise InputError(f"max_norm is the limit of clip_grad_norm_, a number above 0, or None; got {max_norm!r}.")
+    if max_norm == math.inf:  # as who only reads the norm: nothing is ever clipped
+        max_norm = None
     return Recorder(model, subset, optimizer, loss=loss, trace=trace, average=average, max_norm=max_norm, steps=steps, room=room)
 
 

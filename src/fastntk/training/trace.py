@@ -125,7 +125,8 @@ class Trace:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: without what can be computed again, of which some cannot be copied."""
-        return self.__dict__ | {"memo": {name: value for name, value in self.memo.items() if name == HOME}}
+        state = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return state | {"memo": {name: value for name, value in self.memo.items() if name == HOME}}
 
     @property
     def epochs(self) -> int:

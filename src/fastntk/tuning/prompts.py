@@ -170,10 +170,8 @@ def _check_attention(model: nn.Module, blocks: list[nn.Module]) -> None:
         reason = f"its attention is {named!r}: load it with attn_implementation='sdpa'"
     elif any(getattr(module, "fused_attn", True) is False for module in modules):
         reason = "its attention modules have fused_attn = False: set it to True"
-    elif any(isinstance(block, nn.Sequential) for block in blocks):
-        reason = (
-            "its blocks are plain nn.Sequential, which would call the prompts as one more layer: make each a module of its own"
-        )
+    elif any(isinstance(block, nn.Sequential | nn.ModuleList) for block in blocks):
+        reason = "its blocks are plain nn.Sequential or nn.ModuleList, of which prompts would be one more part: write a module"
     elif any("window" in type(module).__name__.lower() for module in modules):
         reason = "its attention looks through windows"
     if reason is not None:

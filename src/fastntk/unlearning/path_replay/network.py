@@ -82,12 +82,12 @@ class PathNetwork:
                 if engine.generic:
                     rows = self._operations(lambda engine=engine: engine.rows(image))  # type: ignore[misc]
                 else:
-                    one = self._operations(lambda engine=engine: engine.probed_rows(image, self._probe(image)))  # type: ignore[misc]
+                    one = self._operations(lambda engine=engine: engine.probed_rows(image, self._probe()))  # type: ignore[misc]
                     rows = forward + max(1, self.engine.backwards) * max(0.0, one - forward)
                 costs.append(rows / max(training, 1.0))
         return tuple(costs)
 
-    def _probe(self, image: Tensor) -> Tensor:
+    def _probe(self) -> Tensor:
         probe = torch.zeros(1, self.engine.classes, 1, dtype=self.engine.dtype)
         probe[:, 0] = 1
         return probe
@@ -111,7 +111,7 @@ class PathNetwork:
             return
         self._subset.set(self.run.subset.get())
         handful = self.run.data.inputs[:HANDFUL]
-        check_outputs(self._work, handful, self.engine.dtype)
+        check_outputs(self._work, handful)
         self._checked = True
 
     def rows(

@@ -13,11 +13,13 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from fastntk.base.digest import tensor_digest
+from fastntk.base.errors import InputError
 from fastntk.base.memory import memory_allowed
 from fastntk.data import Split
 from fastntk.training.run import Run
@@ -36,6 +38,16 @@ class TemporaryHome:
     def __init__(self, parent: str | Path | None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastntk-trace-", dir=parent))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TemporaryHome:
+        """Copies of a trace share the folder, which goes with the last of them."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "The trace of this result is large and lies in a temporary folder, which a pickle would not hold. Save the result "
+            "into a folder of its own instead: fastntk.save_result(result, folder)."
+        )
 
 
 class Rewriter:
