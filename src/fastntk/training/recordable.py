@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,3 +35,12 @@ def check_setting(model: nn.Module, subset: Subset, trace: Any, average: Any) ->
         raise InputError(
             "Recording sees one process's share of every batch, and this training runs in several. Record a run of one process."
         )
+
+
+def clip_limit(max_norm: float | None) -> float | None:
+    """The limit of ``clip_grad_norm_`` as it was stated; infinity, as where the norm is only read, is none."""
+    if max_norm is None or max_norm == math.inf:
+        return None
+    if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
+        raise InputError(f"max_norm is the limit of clip_grad_norm_, a number above 0, or None; got {max_norm!r}.")
+    return float(max_norm)

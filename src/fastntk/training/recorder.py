@@ -16,7 +16,6 @@ training changes. What goes wrong after the first step never stops the loop: a w
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ from fastntk.training.measured_step import Step, check_all, check_first, measure
 from fastntk.training.network import check_precision
 from fastntk.training.passes import Part, Passes
 from fastntk.training.path_store import Ended, PathStore
-from fastntk.training.recordable import Failed, check_setting
+from fastntk.training.recordable import Failed, check_setting, clip_limit
 from fastntk.training.recorded_facts import recorded_facts
 from fastntk.training.run import Run
 from fastntk.training.trace import TraceFacts
@@ -70,10 +69,7 @@ def record(
     ``steps``: how many there will be, if known; with ``room`` (bytes) it decides how much of the body's path is kept, from the
     head inwards.
     """
-    if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0):
-        raise InputError(f"max_norm is the limit of clip_grad_norm_, a number above 0, or None; got {max_norm!r}.")
-    if max_norm == math.inf:  # as who only reads the norm: nothing is ever clipped
-        max_norm = None
+    max_norm = clip_limit(max_norm)
     return Recorder(model, subset, optimizer, loss=loss, trace=trace, average=average, max_norm=max_norm, steps=steps, room=room)
 
 
