@@ -218,13 +218,16 @@ def clipping(measures: Tensor, stated: float | None = None) -> tuple[Tensor, flo
     clips, most, largest = _clipping(measures)
     if stated is None:
         return clips, most
-    unclipped = bool((clips == 1).all())
-    if unclipped if most is None else abs(most - stated) <= 1e-2 * stated:
-        if largest <= 1.01 * stated or not unclipped:
+    if most is not None:
+        if abs(most - stated) <= 1e-2 * stated:
             return clips, stated
-        seen = f"no clipping, with norms up to {largest:.4g}"
+        seen = f"gradients clipped to a norm of {most:.4g}"
+    elif not bool((clips == 1).all()):
+        seen = "factors that are not those of one norm"
+    elif largest <= 1.01 * stated:
+        return clips, stated
     else:
-        seen = "factors that are not those of one norm" if most is None else f"gradients clipped to a norm of {most:.4g}"
+        seen = f"no clipping, with norms up to {largest:.4g}"
     warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {seen}: these count", stacklevel=4)
     return clips, most
 

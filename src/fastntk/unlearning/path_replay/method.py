@@ -77,10 +77,10 @@ def _climb(
     walk = walker.walk(ladder[0])
     record: dict[str, Any] = {"budget": budget, "tried": [0], "changes": [], "noise": None}
     if len(ladder) == 1:
-        beyond = "the next depth is beyond the budget, or what may be held"
+        why = "the next depth is beyond the budget, or what may be held"
         if len(sizes) == 1:
-            beyond = only_head(walker.run, walker.trace) or "the trace does not have the path of the whole block next to the head"
-        return walk, record | {"stopped": beyond}
+            why = only_head(walker.run, walker.trace) or "the trace does not have the path of the whole block next to the head"
+        return walk, record | {"stopped": why}
     watch = watched(walker.trace, walker.split)
     limit = walker.noise(watch)
     record["noise"] = rounded(limit)
