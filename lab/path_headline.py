@@ -53,17 +53,15 @@ def path_headline(settings: Sequence[Setting], *, out: Path) -> str:
         return "Not run yet.\n"
     by_count = {count: [words for words, each in seeds.items() if each == count] for count in dict.fromkeys(seeds.values())}
     counted = " or ".join(f"{count} seeds ({', '.join(names)})" for count, names in by_count.items())
-    between = f" Retrains against Retrains: {_range(nulls)}." if nulls else ""
+    between = f" Retrain against Retrain: {_range(nulls)}." if nulls else ""
     notes = (
         "ViT-S/14: 20 classes of Caltech-101, small images, prompts and head tuned. ResNet-20: CIFAR-10, norm layers and head "
-        f"tuned. Augmented: the same in a plain PyTorch loop, with augmented images. Means over {counted}; one class and one "
-        "random draw ([scatter, other networks, hold-out](docs/results-path.md)).",
-        "*Cost*: CPU time of the request over a Retrain's; starting Python and loading the run come on top. A later request in "
-        "the same process costs less.",
-        "*Accuracy*, *distance*: on the forgotten images, before → after (accuracy of Retrain). New images are of all classes, "
-        "the forgotten one too. Each training and request has a unit of distance of its own: compare depths, not networks.",
-        "*U-LiRA*: an attack sees what a model says of a forgotten image and guesses whether the model is an unlearned one or a "
-        f"Retrain; area under its ROC curve, where 0.5 is a blind guess.{between} [With more models](docs/results-attacks.md).",
+        f"tuned. Augmented: the same in a plain PyTorch loop, with augmented images. Means over {counted}; one class, one random "
+        "draw ([scatter, other networks, hold-out](docs/results-path.md)).",
+        "*Cost*: CPU time over a Retrain's, without loading the run. *Accuracy*, *distance*: on the forgotten images, before → "
+        "after (Retrain); new images are of all classes. Each request has its own unit: compare depths, not networks.",
+        "*U-LiRA*: how surely an attack tells an unlearned model from a Retrain by a forgotten image; area under its ROC curve, "
+        f"0.5 is a blind guess.{between} [With more models](docs/results-attacks.md).",
         "*best*: `--depth all --checkpoints 2 --correction 2 --option exact=2`. Deeper is not always nearer.",
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

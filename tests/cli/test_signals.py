@@ -25,7 +25,8 @@ from fastntk.cli.app import app
 
 def wait():
     print("ready", flush=True)
-    time.sleep(60)
+    for _ in range(600):  # short sleeps: a signal that comes just before one begins is only seen after it
+        time.sleep(0.1)
 
 @app.command()
 def hold(target: Path, stage: str) -> None:
@@ -88,7 +89,7 @@ def test_a_signal_cleans_up_and_says_what_is_true(word: str, stage: str, tmp_pat
     child = held(tmp_path / "out", stage)
     child.send_signal(NUMBERS[word])
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == 128 + NUMBERS[word]
+    assert child.returncode == 128 + NUMBERS[word], errors
     done = {"before": "nothing was changed", "after": "out was written", "erased": "out was removed"}
     assert errors.startswith(f"{word}, ")
     assert errors.rstrip().endswith(done[stage])
