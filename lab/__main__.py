@@ -1,4 +1,5 @@
-"""``python -m lab run NAME`` runs what an experiment misses; ``python -m lab pages [NAME …]`` writes pages from the records.
+"""``python -m lab run NAME`` runs what an experiment misses; ``python -m lab pages [NAME …]`` writes pages from the records;
+``python -m lab again FOLDER`` compares records that later code made with those.
 
 ``run comparison`` tunes the baselines first. Reads and writes in the repository it stands in, unless the options say otherwise.
 """
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = parser().parse_args(arguments)
     try:
-        return _pages(options) if options.command == "pages" else _run(options)
+        return {"pages": _pages, "again": _again, "run": _run}[options.command](options)
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -70,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     pages.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
     pages.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of pages")
     pages.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the page whose block of results is filled")
-    for command in (run, pages):
+    again = commands.add_parser("again", help="compare records made again elsewhere with those of the pages")
+    again.add_argument("folder", type=Path, metavar="FOLDER", help="an --out of fastntk reproduce")
+    for command in (run, pages, again):
         command.add_argument("--out", type=Path, default=ROOT / "results", help="folder of records")
     return top
 
@@ -209,6 +212,13 @@ def _settings(name: str, out: Path) -> tuple[Setting, ...]:
     from lab.settings import EXPERIMENTS
 
     return comparison(out) if name == COMPARISON else EXPERIMENTS[name]
+
+
+def _again(options: argparse.Namespace) -> int:
+    from lab.again import write_again
+
+    print(f"wrote {write_again(options.folder, out=options.out)}")
+    return 0
 
 
 def _pages(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from fastntk.reproduce.plots import plot
 from fastntk.reproduce.render import markdown
 from fastntk.reproduce.tables import heading, table_of
 from fastntk.unlearning.baselines.push_away import MOST_EPOCHS
+from lab.again import again_sentence
 from lab.agreement import agreement, probe_agreement
 from lab.glance_table import glance_table
 from lab.length_table import length_table
@@ -92,7 +93,14 @@ def results_page(*, out: Path) -> dict[str, bytes]:
         run = [comparison for comparison in comparisons if comparison.run]
         table = table_of(name, run)
         tables += [markdown(table, level=2), _not_run(comparisons), f"![{table.title}]({name}.svg)", ""]
-    parts = [HEADER.format(most=MOST_EPOCHS), _provenance(out), "## At a glance", "", glance_table(everything), *tables]
+    parts = [
+        HEADER.format(most=MOST_EPOCHS),
+        _provenance(out) + again_sentence(out),
+        "## At a glance",
+        "",
+        glance_table(everything),
+        *tables,
+    ]
     parts += ["## How long one trains", "", LENGTH_WORDS, length_table(LENGTH, out=out), parameter_tables(level=2)]
     parts += ["## What agrees with the paper, and what does not", "", agreement(everything)]
     parts += ["### What the probing table shows", "", probe_agreement(everything), _departures()]
