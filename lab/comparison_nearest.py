@@ -53,7 +53,7 @@ def nearest_text(setting: Setting, *, folder: Path) -> str:
     found = reached(setting, folder=folder)
     baselines = [each for each in found if not is_own(each.method)]
     groups: list[tuple[str, Sequence[Reached]]] = [
-        ("of all", found),
+        ("of all that cost less than a Retrain", [each for each in found if each.cost < 1]),
         *((f"below {share} of a Retrain", [each for each in found if each.cost < share]) for share in SHARES),
         ("of the baselines", baselines),
         (

@@ -33,8 +33,8 @@ stale, from data that is not distributed ([reproduce.md](reproduce.md)). What ea
   ({len(setting.retrain_seeds)} seeds). A Retrain is at 1 in *others* on average, and so would a perfect method be. Being there
   proves nothing by itself: an average of Retrains is nearer to each of them than they are to each other.
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
-- *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from the Retrains of the same
-  seeds, ± its standard error; in Retrain's row the same test of Retrains against Retrains. Seed-only: data, forget set and anchor
+- *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from Retrains, each held
+  against one of another seed, ± its standard error; in Retrain's row the same test of Retrains against Retrains. Seed-only: data, forget set and anchor
   stay the same. It can order methods otherwise than the distances do: read both. It needs at least {LEAST} models a side; with
   so few it is read as large or small, and
   [results-attacks.md](results-attacks.md) has more of them in a smaller setting.
@@ -49,7 +49,8 @@ stale, from data that is not distributed ([reproduce.md](reproduce.md)). What ea
 
 ![Distance to Retrains of other seeds on the forgotten samples, against cost, by method]({FIGURE})
 
-In the picture *path-replay, best* is the row `path-replay, all, 2 checkpoints, corrected`.
+*path-replay, best* in the picture is the row `path-replay, all, 2 checkpoints, corrected`: all that is tuned, 2 checkpoints, a
+correction and 2 exact epochs.
 """
 
 

@@ -44,7 +44,7 @@ distributed; [reproduce.md](reproduce.md) says which, and has the commands for t
   cross-entropy that the runs were trained by in place of squares; the paper's figures for Fast-NTK stand beside both.
   `tangent-replay` and `path-replay`, at three depths, are not in the paper. `max-loss` and `random-label` go on until no
   forgotten sample is classified correctly, for {most} epochs at most; the paper does not say how far it took them. Their rate was
-  chosen on other classes. Where theirs on D_f is above 0, it was too low for that cell: they ended at epoch {most}.
+  chosen on other classes. Where they leave accuracy on D_f, that rate was too low for the cell: they stopped at epoch {most}.
 - *Cost*: CPU seconds of a first request, rows included, over Retrain's in the same process (its first 2 epochs, scaled).
   *To Retrains of other seeds*: mean total variation between the predictions, in units of the distance between two Retrains of
   different seeds: another Retrain is at 1.00 ([metrics.md](metrics.md)). The paper has neither.

@@ -26,8 +26,10 @@ import fastntk
 from fastntk.base.schema import read_json
 from fastntk.cli.app import app
 from fastntk.models.torchvision_ops import ensure_operators
-from fastntk.reproduce.cells import RESNET
+from fastntk.reproduce.cells import RESNET, cells_of
+from fastntk.reproduce.compare import compare
 from fastntk.reproduce.records import setting_folder
+from fastntk.reproduce.setting import PATH_AUTO
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README": ROOT / "README.md", "overview": ROOT / "docs" / "index.md", "limits": ROOT / "docs" / "limits.md"}
@@ -110,15 +112,29 @@ def vits_are_cheap() -> bool:
     return all(cost < 0.01 and distance < 1.05 for cost, distance in rows) and max(recovered) < 0.75
 
 
+def deltagrad_is_the_nearest() -> bool:
+    return others_are_nearer_than_the_head() and 0.7 < (compared("deltagrad", request=1).ratio_with_rows.mean or 0.0) < 0.8
+
+
+def auto_ends_farther() -> bool:
+    """In the cells of the paper's CNNs, and on the README's ResNet-20."""
+    cells = [comparison.cell for comparison in compare("table1", cells_of("table1", real=False), out=RESULTS)]
+    rows = [
+        row_of(cell.setting, cell.setting.requests[0], PATH_AUTO, folder=setting_folder(RESULTS, cell.setting.name)) for cell in cells
+    ]
+    farthest = max(row.multiple("others", place).mean or 0.0 for row in rows if row for place in ("forget", "holdout"))
+    return f"{farthest:.1f}" == "2.4" and f"{path_row('resnet20-100', 'auto')[1]:.1f}" == "1.5"
+
+
 def cnns_are_not() -> bool:
     head, best = path_row("resnet20-100", "head"), path_row("resnet20-100", BEST)
-    others = [path_row(name, BEST)[0] for name in ("mobilenetv2-100", "vit-caltech-20x50", "vit-caltech-50x20")]
+    whole = [path_row(name, "all")[0] for name in ("resnet20-100", "resnet20-200", "resnet20-500", "mobilenetv2-100")]
     near = (
         head[1] > 1.5
         and best[1] < 1.25
         and all(0.85 < path_row(name, BEST)[0] < 1.15 for name in ("resnet20-100", "resnet20-500"))
     )
-    return near and others[0] > 1.15 and min(others[1:]) > 3
+    return near and path_row("mobilenetv2-100", BEST)[0] > 1.15 and 0.35 < min(whole) < max(whole) < 0.6
 
 
 def replays_of_cnns_are_found_out() -> bool:
@@ -150,13 +166,15 @@ def area(label: str, *, request: int) -> float:
 
 def others_are_nearer_than_the_head() -> bool:
     head, share = "path-replay, head", 1
+    if not all(farther("fast-ntk", request=request) < farther(head, request=request) for request in (0, share)):
+        return False
     for label in ("deltagrad", "tangent-replay"):
         costs = [compared(label, request=request).ratio_with_rows.mean or 0.0 for request in (0, share)]
         nearer = all(farther(label, request=request) < farther(head, request=request) for request in (0, share))
         told = (
             area(label, request=0) > area(head, request=0) + 0.1 and area(label, request=share) < area(head, request=share) - 0.1
         )
-        if not (nearer and told and all(0.5 < cost < 1 for cost in costs)):
+        if not (nearer and told and all(0.45 < cost < 1 for cost in costs)):
             return False
     rest = [row.label for row in comparison(RESULTS)[share].methods if row.method not in ("full", "retrain", "deltagrad")]
     return farther("deltagrad", request=share) < min(farther(label, request=share) for label in rest)
@@ -191,7 +209,11 @@ def first_requests(file: str) -> list[dict[str, float]]:
 
 
 def heads_take_seconds() -> bool:
-    return max(each["seconds"] for each in first_requests("head")) < 3
+    """The slowest was on a busy machine."""
+    chains = [read_json(path)["depths"]["head"]["steps"] for path in sorted((RESULTS / "path" / "chain").glob("seed*.json"))]
+    seconds = [step["seconds"]["chained"] for steps in chains for step in steps]
+    seconds += [each["seconds"] for each in first_requests("head")]
+    return max(seconds) < 10 and statistics.median(seconds) < 1
 
 
 def auto_takes_a_fifth() -> bool:
@@ -202,13 +224,15 @@ def auto_takes_a_fifth() -> bool:
 
 FIGURES: dict[str, Callable[[], bool]] = {
     "forget any image in seconds": heads_take_seconds,
-    "took less than 3 seconds": heads_take_seconds,
+    "took less than ten seconds": heads_take_seconds,
     "goes as deep as about a fifth": auto_takes_a_fifth,
     "ResNet-20, 100 images a class": setting_of_the_picture,
-    "the stricter yardstick": the_yardstick_is_the_stricter_one,
+    "in the same batches": the_yardstick_is_the_stricter_one,
     "Cheap requests come near": vits_are_cheap,
-    "On CNNs the deepest replays": lambda: cnns_are_not() and replays_of_cnns_are_found_out(),
-    "A CNN whose norm layers were tuned": cnns_are_not,
+    "On CNNs a cheap request": lambda: cnns_are_not() and replays_of_cnns_are_found_out(),
+    "On a CNN whose norm layers were tuned": cnns_are_not,
+    "DeltaGrad, on the same record": deltagrad_is_the_nearest,
+    "`auto` ends farther": auto_ends_farther,
     "on a random 10 %": replays_of_cnns_are_found_out,
     "The comparison, an audit, trains Retrains": audits_cost_more,
     "so an audited request costs more": audits_cost_more,
