@@ -80,7 +80,7 @@ def audit(
     started = time.perf_counter()
     conditions = [parse(text) for text in ([require] if isinstance(require, str) else require)]
     check_reason(accept_outside)
-    shared = _check_subject(run, result, holdout)
+    overlap = _check_subject(run, result, holdout)
     if retrain is not None:
         check_function(retrain)
         if not isinstance(reference, str | None) and (ensemble is None or ensemble_kind != "real"):
@@ -90,9 +90,9 @@ def audit(
                 " or none. Both go together only where the function trains a real ensemble (ensemble=K)."
             )
         reference = "retrain" if reference is None else reference
-    planned = _planned(reference, retrains)
-    attacked = membership and not comparisons.only_whole_classes(result)
-    check_possible(conditions, available=_available(planned, ensemble=ensemble, membership=attacked, probes=probes))
+    retrain_count = _planned(reference, retrains)
+    with_attacks = membership and not comparisons.only_whole_classes(result)
+    check_possible(conditions, available=_available(retrain_count, ensemble=ensemble, membership=with_attacks, probes=probes))
     if ensemble is not None:
         check_ensemble(run, size=ensemble, kind=ensemble_kind, retrain=retrain)
         check_offered(result.method, ensemble_kind)
@@ -134,8 +134,8 @@ def audit(
         outside=sections.outside(run, accepted=accept_outside),
     )
     trained = torch.cat([result.retained.labels, forgotten.labels]).unique().tolist()
-    unseen = [classes[label] for label in trained if not bool((holdout.labels == label).any())]
-    return sealed(to_dict(_judged(measured, conditions, shared=shared, unseen=unseen)))
+    unseen_classes = [classes[label] for label in trained if not bool((holdout.labels == label).any())]
+    return sealed(to_dict(_judged(measured, conditions, shared=overlap, unseen=unseen_classes)))
 
 
 def _check_subject(run: Run, result: Unlearned, holdout: Samples) -> int:
@@ -175,7 +175,7 @@ def _available(retrained: int, *, ensemble: int | None, membership: bool, probes
         "membership": membership,
         "probes": probes,
     }
-    return {name for name, wanted in options.items() if wanted}
+    return {name for name, available in options.items() if available}
 
 
 def _predictions(
@@ -199,11 +199,11 @@ def _predictions(
 def _reference(retrained: Sequence[Unlearned]) -> ReferenceSummary:
     seeds = [int(item.details["seed"]) for item in retrained]
     own = retrained[0].details if retrained else {}
-    changed = [item.details["changed_outside"] for item in retrained if "changed_outside" in item.details]
+    change_counts = [item.details["changed_outside"] for item in retrained if "changed_outside" in item.details]
     return ReferenceSummary(
         made=bool(retrained),
         seed=seeds[0] if seeds else None,
         other_seeds=tuple(seeds[1:]),
         made_by=own.get("retrained_by", UNSET),
-        changed_outside=min(changed) if changed else UNSET,
+        changed_outside=min(change_counts) if change_counts else UNSET,
     )

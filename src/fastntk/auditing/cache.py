@@ -34,9 +34,9 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 def cached(path: Path, make: Callable[[], dict[str, Tensor]], *, names: tuple[str, ...]) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a file, or made and written; and whether they were there."""
-    stored = _read(path, names)
-    if stored is not None:
-        return stored, True
+    existing = _read(path, names)
+    if existing is not None:
+        return existing, True
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in make().items()}
     digests = {name: tensor_digest(value) for name, value in tensors.items()}
     for folder in (path.parent.parent, path.parent):

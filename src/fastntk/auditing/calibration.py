@@ -82,9 +82,9 @@ def pair_factor(samples: int, others: int) -> float:
 
 def loss_limit(samples: int, others: int, *, scatter: float, whole_class: bool) -> float:
     """Nats that the mean loss of these samples may lie from the Retrains' own; ``scatter``: D of two Retrains."""
-    shared = 1.0 if whole_class else LOSS_CORRELATION + (1 - LOSS_CORRELATION) / samples
+    variance = 1.0 if whole_class else LOSS_CORRELATION + (1 - LOSS_CORRELATION) / samples
     few = 1 + 1 / (2 * samples)  # D of one sample that is harder than most is a matter of luck
-    return LEVEL * scatter * _of_mean(others) * math.sqrt(shared) * few
+    return LEVEL * scatter * _of_mean(others) * math.sqrt(variance) * few
 
 
 def accuracy_limit(samples: int, others: int, *, disagreement: float) -> float:

@@ -142,8 +142,8 @@ def population(models: Mapping[str, Predictions], *, whole: Collection[int], see
     that it should not know: it finds nothing even where nothing was done (an area of 0.50 on Full).
     """
     labels = models["full"].labels
-    gone = torch.tensor(sorted(whole), dtype=labels["forget"].dtype, device=labels["forget"].device)
-    members = ~torch.isin(labels["forget"], gone)
+    whole_labels = torch.tensor(sorted(whole), dtype=labels["forget"].dtype, device=labels["forget"].device)
+    members = ~torch.isin(labels["forget"], whole_labels)
     if not bool(members.any()):
         return Membership(population=None, note=NO_CLASS_ATTACK)
     same = torch.isin(labels["holdout"], labels["forget"][members].unique())

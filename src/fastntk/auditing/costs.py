@@ -42,19 +42,19 @@ def estimate(
     forward, step = speed.forward, speed.step
     samples, forget = len(run.data), len(result.split.forget)
     once = recipe.epochs * (samples - forget) * step if retrain is None else math.nan
-    compared = 2 + (1 if retrains else 0)
+    model_count = 2 + (1 if retrains else 0)
     stages = {
         "retrain": retrains * once,
-        "predictions": (compared + max(retrains - 1, 0) + (2 if probes else 0)) * (samples + len(holdout)) * forward,
-        "relearn, at most": compared * relearn_cap * forget * (step + forward),
+        "predictions": (model_count + max(retrains - 1, 0) + (2 if probes else 0)) * (samples + len(holdout)) * forward,
+        "relearn, at most": model_count * relearn_cap * forget * (step + forward),
     }
     if ensemble is not None:
-        read = ensemble * 3 * forget * forward
+        prediction = ensemble * 3 * forget * forward
         if ensemble_kind == "real":
-            stages["ensemble"] = ensemble * (recipe.epochs * samples * step + once + result.seconds) + read
+            stages["ensemble"] = ensemble * (recipe.epochs * samples * step + once + result.seconds) + prediction
         else:
             classes = run.data.num_classes
             rows = 0.0 if result.linearisation is not None else ROWS * samples * (classes + 1) * forward
             replay = recipe.epochs * 4.0 * samples * classes * run.subset.numel / FLOPS
-            stages["ensemble"] = rows + (2 * ensemble + 4) * replay + read
+            stages["ensemble"] = rows + (2 * ensemble + 4) * replay + prediction
     return {name: seconds for name, seconds in stages.items() if seconds > 0}  # NaN is not

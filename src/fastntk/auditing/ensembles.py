@@ -127,16 +127,16 @@ def ensemble(run: Run, result: Unlearned, *, size: int, kind: EnsembleKind = "re
     maker = (_Real if kind == "real" else _Tangent)(run, result, recipe)
     key = json_digest(_method_key(result))[:16]
     rows: dict[str, list[Tensor]] = {"full": [], "unlearned": [], "retrain": []}
-    reused = 0
+    reuse_count = 0
     for seed in track(seeds, f"ensemble ({kind})"):
         base, base_reused = cached(folder / f"base-{seed}.safetensors", lambda s=seed: maker.base(s), names=("full", "retrain"))  # type: ignore[misc]
         make: Callable[[], dict[str, Tensor]] = lambda s=seed, b=base: {"unlearned": maker.unlearned(s, b["full"])}  # type: ignore[misc]
         last, unlearned_reused = cached(folder / f"unlearned-{key}-{seed}.safetensors", make, names=("unlearned",))
-        reused += base_reused + unlearned_reused
+        reuse_count += base_reused + unlearned_reused
         for name, vector in (base | last).items():
             rows[name].append(vector)
     vectors = {name: torch.stack(parts).to(run.anchor) for name, parts in rows.items()}
-    return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reused)
+    return Ensemble(kind, seeds, vectors, time.perf_counter() - started, reuse_count)
 
 
 def own_ensemble(
@@ -146,7 +146,7 @@ def own_ensemble(
     started = time.perf_counter()
     looked_at = {"forget": result.forgotten} if sets is None else sets
     everything = list(run.data.ids)
-    kept = [everything[i] for i in result.split.retain.tolist()]
+    retain_ids = [everything[i] for i in result.split.retain.tolist()]
     seeds = tuple(own_seed(run) + 1 + step for step in range(size))
 
     margins: dict[str, dict[str, list[Array]]] = {where: {"full": [], "unlearned": [], "retrain": []} for where in looked_at}
@@ -158,10 +158,10 @@ def own_ensemble(
     for seed in track(seeds, "ensemble (your own training)"):
         full = train_own(run, retrain, everything, seed=seed)
         look("full", full.model)
-        look("unlearned", _unlearned_own(run, result, retrain, full, kept, seed=seed))
-        look("retrain", train_own(run, retrain, kept, seed=seed).model)
-    stacked = {where: {name: np.stack(rows) for name, rows in parts.items()} for where, parts in margins.items()}
-    return OwnEnsemble(seeds, stacked, time.perf_counter() - started)
+        look("unlearned", _unlearned_own(run, result, retrain, full, retain_ids, seed=seed))
+        look("retrain", train_own(run, retrain, retain_ids, seed=seed).model)
+    margin_arrays = {where: {name: np.stack(rows) for name, rows in parts.items()} for where, parts in margins.items()}
+    return OwnEnsemble(seeds, margin_arrays, time.perf_counter() - started)
 
 
 def _unlearned_own(
@@ -329,9 +329,9 @@ class _Tangent:
     def _prepared(self) -> tuple[Any, Tensor, Tensor]:
         """The model of the path, the anchor, and where the replay of everything ends with the run's own seed."""
         if self._own is None:
-            shared = self.result.linearisation
-            usable = shared is not None and shared.at == "trained" and shared.place != "stream"
-            lin = shared if usable and shared is not None else linearise_run(self.run)
-            chosen = choose_path(lin, self.run.data.labels, self.recipe, walked=self.run.walked)
-            self._own = (chosen.model, lin.anchor, chosen.end)
+            of_result = self.result.linearisation
+            usable = of_result is not None and of_result.at == "trained" and of_result.place != "stream"
+            lin = of_result if usable and of_result is not None else linearise_run(self.run)
+            choice = choose_path(lin, self.run.data.labels, self.recipe, walked=self.run.walked)
+            self._own = (choice.model, lin.anchor, choice.end)
         return self._own

@@ -36,12 +36,12 @@ class Finding:
 
 def findings(record: Measurements) -> list[Finding]:
     """Everything beyond its limit, memory first."""
-    found = [_relearning(record), *_attacks(record), *_losses(record), *_accuracies(record), *_distances(record)]
+    evidence = [_relearning(record), *_attacks(record), *_losses(record), *_accuracies(record), *_distances(record)]
     if not_numbers(record):
-        found.append(Finding("difference", "numbers", "the model's outputs are not numbers on some samples"))
+        evidence.append(Finding("difference", "numbers", "the model's outputs are not numbers on some samples"))
     elif not record.accuracy.retain.unlearned and known(record.accuracy.retain.retrain) != 0:
-        found.append(Finding("difference", "numbers", "the model classifies none of the retained samples correctly"))
-    return sorted((item for item in found if item), key=lambda item: item.kind != "memory")
+        evidence.append(Finding("difference", "numbers", "the model classifies none of the retained samples correctly"))
+    return sorted((item for item in evidence if item), key=lambda item: item.kind != "memory")
 
 
 def others(record: Measurements) -> int:
@@ -123,34 +123,34 @@ def _nothing_done(record: Measurements) -> Measurements:
 
 
 def _relearning(record: Measurements) -> Finding | None:
-    now, wanted = record.relearn.unlearned, known(record.relearn.retrain)
-    if wanted is None or now.epochs is None:
+    now, retrain = record.relearn.unlearned, known(record.relearn.retrain)
+    if retrain is None or now.epochs is None:
         return None
     # A censored Retrain needs more than the cap: the cap is the least it can be.
-    epochs = wanted.cap if wanted.epochs is None else wanted.epochs
+    epochs = retrain.cap if retrain.epochs is None else retrain.epochs
     limit = min(calibration.RELEARN_SHARE * epochs, epochs - calibration.RELEARN_EPOCHS + 1)
     if now.epochs >= limit:
         return None
-    more = f"more than {epochs}" if wanted.epochs is None else str(epochs)
+    more = f"more than {epochs}" if retrain.epochs is None else str(epochs)
     text = f"the forgotten samples are learnt again in {now.epochs} epochs, by Retrain in {more} (under {limit:g} is memory)"
     return Finding("memory", "relearning", text)
 
 
 def _attacks(record: Measurements) -> list[Finding]:
-    found = []
+    evidence = []
     population, lira = known(record.membership.population), known(record.membership.u_lira)
     if population is not None:
-        now, wanted = population.unlearned, known(population.retrain)
+        now, retrain = population.unlearned, known(population.retrain)
         # An attack sees a difference in either direction. Losses that tell members less well than Retrain's are no memory.
-        memory = now is None or wanted is None or now.by_feature.loss >= wanted.by_feature.loss
-        found.append(_attack("the population attack", now, wanted, least=calibration.POPULATION_GAP, memory=memory))
+        memory = now is None or retrain is None or now.by_feature.loss >= retrain.by_feature.loss
+        evidence.append(_attack("the population attack", now, retrain, least=calibration.POPULATION_GAP, memory=memory))
     if lira is not None:
         shifts = known(lira.shift)
         memory = shifts is None or shifts.unlearned is None or shifts.unlearned.median > 0
         # Of Retrain against itself it is one half by construction; what half the models gave is chance, and no part of the gap.
         half = None if lira.retrain is None else replace(lira.retrain, auc=0.5, auc_standard_error=0.0)
-        found.append(_attack("U-LiRA", lira.unlearned, half, least=calibration.LIRA_GAP, memory=memory, beside="by chance"))
-    return [item for item in found if item]
+        evidence.append(_attack("U-LiRA", lira.unlearned, half, least=calibration.LIRA_GAP, memory=memory, beside="by chance"))
+    return [item for item in evidence if item]
 
 
 def _attack(
@@ -158,8 +158,8 @@ def _attack(
 ) -> Finding | None:
     if now is None or wanted is None:
         return None
-    paired = known(getattr(now, "difference_standard_error", None))
-    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error) if paired is None else paired
+    paired_error = known(getattr(now, "difference_standard_error", None))
+    noise = math.hypot(now.auc_standard_error, wanted.auc_standard_error) if paired_error is None else paired_error
     limit = max(calibration.LEVEL * noise, least)
     if now.auc - wanted.auc <= limit:
         return None
@@ -177,17 +177,17 @@ def _losses(record: Measurements) -> list[Finding]:
     scatter = _spread(record, "log_probability", "forget")
     if scatter is None:
         return _recovered(record)
-    wanted, counted = _mean_of_retrains(record, "loss", "forget", own)
-    limit = _loss_limit(record, counted - 1, scatter)
-    if abs(now - wanted) <= limit:
+    retrain_loss, retrain_count = _mean_of_retrains(record, "loss", "forget", own)
+    limit = _loss_limit(record, retrain_count - 1, scatter)
+    if abs(now - retrain_loss) <= limit:
         return []
-    way = "" if full is None or full == wanted else f"; {(now - full) / (wanted - full):.2f} of the way from before"
-    rests = f"limit {limit:.2f} either way, from {_retrains(counted)} and {_samples(record.request.forget)}"
-    text = f"the forgotten samples' mean loss is {now:.2f} nats, Retrain's {wanted:.2f} ({rests}{way})"
+    way = "" if full is None or full == retrain_loss else f"; {(now - full) / (retrain_loss - full):.2f} of the way from before"
+    rests = f"limit {limit:.2f} either way, from {_retrains(retrain_count)} and {_samples(record.request.forget)}"
+    text = f"the forgotten samples' mean loss is {now:.2f} nats, Retrain's {retrain_loss:.2f} ({rests}{way})"
     # Beyond Retrain's loss, seen from Full's, is not memory, though it may be lower: forgetting can help a sample, too. But on
     # which side Full lies means something only where it lies apart.
-    sided = full is not None and abs(full - wanted) > limit
-    memory = (now - wanted) * (full - wanted) > 0 if sided and full is not None else now < wanted
+    apart = full is not None and abs(full - retrain_loss) > limit
+    memory = (now - retrain_loss) * (full - retrain_loss) > 0 if apart and full is not None else now < retrain_loss
     return [Finding("memory", "loss", text) if memory else Finding("difference", "loss", f"{text}: pushed too far")]
 
 
@@ -207,9 +207,9 @@ def _whole_share(record: Measurements) -> float:
     whole = set(record.request.whole_classes)
     if not whole:
         return 0.0
-    counted = {name: sum(row) for name, row in zip(record.flow.classes, record.flow.full)}
-    total = sum(counted.values())
-    inside = sum(count for name, count in counted.items() if name in whole)
+    class_sizes = {name: sum(row) for name, row in zip(record.flow.classes, record.flow.full)}
+    total = sum(class_sizes.values())
+    inside = sum(count for name, count in class_sizes.items() if name in whole)
     return inside / total if inside else 1.0
 
 
@@ -229,33 +229,33 @@ def _recovered(record: Measurements) -> list[Finding]:
 
 
 def _accuracies(record: Measurements) -> list[Finding]:
-    found = []
+    evidence = []
     for where, word in SETS.items():
         now, own = (lookup(record, f"accuracy.{where}.{model}") for model in ("unlearned", "retrain"))
         if now is None or own is None:
             continue
-        wanted, counted = _mean_of_retrains(record, "accuracy", where, own)
+        retrain_accuracy, retrain_count = _mean_of_retrains(record, "accuracy", where, own)
         # Of retained samples it is not recorded how many two Retrains classify differently: it is about as many as held-out ones.
         same = _spread(record, "agreement", "holdout" if where == "retain" else where)
         count = _count(record, where)
         if same is None:
             limit, rests = max(calibration.POINTS, calibration.FEW / count), "by convention, with one Retrain"
         else:
-            limit = calibration.accuracy_limit(count, counted - 1, disagreement=1 - same)
-            rests = f"from {_retrains(counted)} and {_samples(count)}"
-        if abs(now - wanted) > limit + 1e-9:
-            text = f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * wanted:.1f} %"
+            limit = calibration.accuracy_limit(count, retrain_count - 1, disagreement=1 - same)
+            rests = f"from {_retrains(retrain_count)} and {_samples(count)}"
+        if abs(now - retrain_accuracy) > limit + 1e-9:
+            text = f"accuracy on {word} samples is {100 * now:.1f} %, Retrain's {100 * retrain_accuracy:.1f} %"
             # Forgotten samples that are classified correctly more often than by Retrain, as before unlearning, are remembered.
             before = lookup(record, f"accuracy.{where}.full")
-            memory = where == "forget" and now > wanted and before is not None and before > wanted
+            memory = where == "forget" and now > retrain_accuracy and before is not None and before > retrain_accuracy
             kind: Kind = "memory" if memory else "difference"
-            found.append(Finding(kind, f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})"))
-    return found
+            evidence.append(Finding(kind, f"accuracy, {where}", f"{text} (limit {100 * limit:.1f} points either way, {rests})"))
+    return evidence
 
 
 def _distances(record: Measurements) -> list[Finding]:
     """How far from the Retrains, all of them, beside how far they are from each other."""
-    found, further = [], others(record)
+    evidence, further = [], others(record)
     for where in ("forget", "holdout"):
         ratio, distance, count = _ratio(record, where), _distance(record, where), _count(record, where)
         if ratio is None or distance is None or distance <= calibration.LEAST_DISTANCE:
@@ -267,8 +267,8 @@ def _distances(record: Measurements) -> list[Finding]:
             short = _short_of_retrain(record) if where == "forget" else None
             kind: Kind = "difference" if short is None else "memory"
             text += "" if short is None else f"; their loss went {short:.2f} of the way to Retrain's"
-            found.append(Finding(kind, f"distance, {where}", text))
-    return found
+            evidence.append(Finding(kind, f"distance, {where}", text))
+    return evidence
 
 
 def _short_of_retrain(record: Measurements) -> float | None:
@@ -276,10 +276,10 @@ def _short_of_retrain(record: Measurements) -> float | None:
     now, full, own = record.loss.forget.unlearned, record.loss.forget.full, known(record.loss.forget.retrain)
     if now is None or full is None or own is None:
         return None
-    wanted, _ = _mean_of_retrains(record, "loss", "forget", own)
-    if abs(wanted - full) < calibration.LOSS_GAP:
+    retrain_loss, _ = _mean_of_retrains(record, "loss", "forget", own)
+    if abs(retrain_loss - full) < calibration.LOSS_GAP:
         return None
-    share = (now - full) / (wanted - full)
+    share = (now - full) / (retrain_loss - full)
     return share if share < calibration.RECOVERED_LEAST else None
 
 

@@ -29,9 +29,9 @@ def _of_any_audit(record: Measurements) -> Iterator[str]:
         yield "The whole model is what a training function returned."
     else:
         yield f"Only the tuned parameters were changed. {outside.get('message', '')}"
-    left = record.details.get("left")
-    if left:
-        yield f"Of the tuned parameters, {len(left)} tensors were left where the forgotten samples helped to put them."
+    left_tensors = record.details.get("left")
+    if left_tensors:
+        yield f"Of the tuned parameters, {len(left_tensors)} tensors were left where the forgotten samples helped to put them."
     yield "Only the attacks named here were tried; a stronger one may see more."
     yield "Copies of the data, of the old model and of files made from it are not looked at."
 
@@ -48,14 +48,14 @@ def _of_the_reference(record: Measurements) -> Iterator[str]:
             )
     elif not reference.other_seeds:
         yield "Only one retraining was made, so how far two of them lie apart is not known."
-    maker, changed = known(reference.made_by), known(reference.changed_outside)
+    maker, change_count = known(reference.made_by), known(reference.changed_outside)
     if maker is not None:
         yield (
             f"Retrain was made by a function of the user ({maker}): that it never looked at the forgotten samples is not checked."
         )
-    if changed:
+    if change_count:
         yield (
-            f"Retrain also differs from the run in {changed} tensors outside the tuned parameters, which unlearning does "
+            f"Retrain also differs from the run in {change_count} tensors outside the tuned parameters, which unlearning does "
             "not reach."
         )
 

@@ -97,9 +97,9 @@ def null_scatter(members: Array, others: Array, *, seed: int) -> float:
     rng = np.random.default_rng([seed, 1])
     areas = []
     for count in _batches(len(truth)):
-        drawn = rng.permuted(np.tile(truth, (count, 1)), axis=1)
-        everyone = np.ones_like(drawn)
-        areas.append(weighted_auc(_scores(inputs, drawn, everyone, _folds(drawn, rng)), drawn, everyone))
+        draws = rng.permuted(np.tile(truth, (count, 1)), axis=1)
+        everyone = np.ones_like(draws)
+        areas.append(weighted_auc(_scores(inputs, draws, everyone, _folds(draws, rng)), draws, everyone))
     return float(np.concatenate(areas).std(ddof=1))
 
 
@@ -110,10 +110,10 @@ def difference_scatter(first: tuple[Array, Array], second: tuple[Array, Array], 
     both = np.concatenate([inputs, others])
     squares = []
     for count in _batches(2 * size):
-        swapped = (rng.random((count, size)) < 0.5).astype(np.float64)
+        swaps = (rng.random((count, size)) < 0.5).astype(np.float64)
         folds = np.tile(_folds(np.tile(truth, (count, 1)), rng), 2)
         twice = np.tile(truth, (count, 2))
-        pair = [np.concatenate(parts, axis=1) for parts in ((1 - swapped, swapped), (swapped, 1 - swapped))]
+        pair = [np.concatenate(parts, axis=1) for parts in ((1 - swaps, swaps), (swaps, 1 - swaps))]
         areas = [weighted_auc(_scores(both, twice, present, folds), twice, present) for present in pair]
         squares.append((areas[0] - areas[1]) ** 2)
     return float(np.sqrt(np.concatenate(squares).mean()))

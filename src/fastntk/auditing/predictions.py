@@ -138,8 +138,8 @@ def observe(model: nn.Module, inputs: Tensor, *, title: str, features: bool = Tr
     finally:
         if hook is not None:
             hook.remove()
-    made = head is not None and head.out_features == outputs.shape[1]  # else some other layer makes the logits
-    inner = torch.cat(parts) if made and parts and sum(len(part) for part in parts) == len(outputs) else None
+    gives_logits = head is not None and head.out_features == outputs.shape[1]  # else some other layer makes the logits
+    inner = torch.cat(parts) if gives_logits and parts and sum(len(part) for part in parts) == len(outputs) else None
     return outputs.cpu(), None if inner is None else inner.cpu()
 
 

@@ -57,23 +57,23 @@ def random_model(model: nn.Module, *, seed: int = 0) -> tuple[nn.Module, str]:
     card = card_of(model)
     if card is not None:
         try:
-            built = build_model(card.name, num_classes=card.num_classes, weights=None, image_size=card.image_size, seed=seed)
+            fresh = build_model(card.name, num_classes=card.num_classes, weights=None, image_size=card.image_size, seed=seed)
         except InputError as error:
             why = f"build_model refused: {error}"
         else:
-            return built.to(first), "built anew by name"
+            return fresh.to(first), "built anew by name"
     else:
         why = "the model was not made by build_model"
     work = copy.deepcopy(model).eval().cpu()  # drawn on the CPU: the same numbers whatever the device
-    unchanged = _reset(work, seed=seed)
+    unchanged_count = _reset(work, seed=seed)
     work.to(first.device)
-    rest = f"; {unchanged} tensors without such a method keep their values" if unchanged else ""
+    rest = f"; {unchanged_count} tensors without such a method keep their values" if unchanged_count else ""
     return work, f"a copy after reset_parameters, since {why}{rest}"
 
 
 def _reset(model: nn.Module, *, seed: int) -> int:
     """Draw every module's own parameters anew, in place; return how many tensors could not be."""
-    unchanged = 0
+    unchanged_count = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.modules():
@@ -81,5 +81,5 @@ def _reset(model: nn.Module, *, seed: int) -> int:
             if callable(reset):
                 reset()
             else:
-                unchanged += len(list(module.parameters(recurse=False)))
-    return unchanged
+                unchanged_count += len(list(module.parameters(recurse=False)))
+    return unchanged_count

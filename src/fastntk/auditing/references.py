@@ -67,18 +67,18 @@ def _retrained(run: Run, result: Unlearned, kind: str, *, retrains: int, retrain
         raise InputError(f"retrains counts further Retrains: 0 or more, got {retrains}.")
     own = {} if retrain is None else {"retrain": retrain}
     models: list[Unlearned] = []
-    seen: dict[str, int] = {}
+    seed_by_digest: dict[str, int] = {}
     for seed in range(own_seed(run), own_seed(run) + retrains + 1):
-        made = prepare(run, split=result.split, method="retrain", options={"seed": seed, **own}).execute()
-        digest = json_digest(fingerprint_of(made.model))
-        if retrain is not None and digest in seen:
+        retrained = prepare(run, split=result.split, method="retrain", options={"seed": seed, **own}).execute()
+        digest = json_digest(fingerprint_of(retrained.model))
+        if retrain is not None and digest in seed_by_digest:
             raise InputError(
-                f"{function_name(retrain)} gave the same weights for the seeds {seen[digest]} and {seed}: how "
+                f"{function_name(retrain)} gave the same weights for the seeds {seed_by_digest[digest]} and {seed}: how "
                 "far two Retrains lie apart is then not seen. Let it draw by the seed it is given, or ask for no further ones "
                 "(retrains=0)."
             )
-        seen[digest] = seed
-        models.append(made)
+        seed_by_digest[digest] = seed
+        models.append(retrained)
     return models
 
 
@@ -138,12 +138,12 @@ def check_holdout(run: Run, holdout: Samples) -> int:
             "load_source(..., classes=run.data.classes), which matches labels by name."
         )
     training = set(_content(run.data))
-    shared = sum(digest in training for digest in _content(holdout))
-    if shared > max(1, MOST_SHARED * min(len(holdout), len(run.data))):
+    overlap = sum(digest in training for digest in _content(holdout))
+    if overlap > max(1, MOST_SHARED * min(len(holdout), len(run.data))):
         raise InputError(
-            f"{shared} of {len(holdout)} hold-out samples are training samples of this run: give samples it never saw."
+            f"{overlap} of {len(holdout)} hold-out samples are training samples of this run: give samples it never saw."
         )
-    return shared
+    return overlap
 
 
 def _content(samples: Samples) -> list[bytes]:

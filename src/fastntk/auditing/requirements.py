@@ -74,9 +74,9 @@ def parse(text: str) -> Condition:
     if match["number"] is not None:
         return Condition(text, figure, match["op"], float(match["number"]))
     reference = match["reference"]
-    known = [name for name in REFERENCES if name in figure.paths]
-    if reference not in known:
-        raise InputError(f"Requirement {text!r}: {figure.name} is compared with a number{_or(known)}; got {reference!r}.")
+    references = [name for name in REFERENCES if name in figure.paths]
+    if reference not in references:
+        raise InputError(f"Requirement {text!r}: {figure.name} is compared with a number{_or(references)}; got {reference!r}.")
     change = match["change"] or "+"
     return Condition(text, figure, match["op"], float(match["by"] or 0), reference, change)
 
@@ -112,17 +112,17 @@ def evaluate(condition: Condition, record: Measurements) -> Requirement:
     if condition.reference is not None:
         base, right_open = side(condition.reference)
         right = None if base is None else _CHANGES[condition.change](base, condition.number)
-    passed = left is not None and right is not None and OPERATORS[condition.op](_rounded(left), _rounded(right))
+    holds = left is not None and right is not None and OPERATORS[condition.op](_rounded(left), _rounded(right))
     if left_open:  # More than ``left``: that can show that it is more, and nothing else.
-        passed = passed and condition.op in (">", ">=")
+        holds = holds and condition.op in (">", ">=")
     if right_open:
-        passed = passed and condition.op in ("<", "<=")
+        holds = holds and condition.op in ("<", "<=")
     return Requirement(
         text=condition.text,
         left=None if left_open else finite(left),
         right=None if right_open else finite(right),
-        passed=passed,
-        note=_note((left, left_open), (right, right_open), passed=passed),
+        passed=holds,
+        note=_note((left, left_open), (right, right_open), passed=holds),
     )
 
 
@@ -136,7 +136,9 @@ def _note(left: tuple[float | None, bool], right: tuple[float | None, bool], *, 
         if value is None:
             return f"the {name} side could not be computed, so the requirement is not met"
     censored = [
-        f"the {name} side is censored: more than {value:g}" for name, (value, cut) in (("left", left), ("right", right)) if cut
+        f"the {name} side is censored: more than {value:g}"
+        for name, (value, is_open) in (("left", left), ("right", right))
+        if is_open
     ]
     if censored and not passed:
         censored.append("that does not show that the requirement is met")

@@ -27,9 +27,9 @@ FPR = 0.01
 def auc(members: Any, others: Any) -> float:
     """Area under the curve of two sets of scores, (m,) and (k,); ties count half."""
     high, low = _scores(members, others)
-    ordered = np.sort(low)
-    below = np.searchsorted(ordered, high, side="left")
-    upto = np.searchsorted(ordered, high, side="right")
+    ascending = np.sort(low)
+    below = np.searchsorted(ascending, high, side="left")
+    upto = np.searchsorted(ascending, high, side="right")
     return float((below + upto).sum() / (2 * len(high) * len(low)))
 
 
@@ -63,8 +63,8 @@ def on_grid(members: Any, others: Any) -> Roc:
     """The curve at evenly spaced false-positive rates, for plots: the best rate reached at or before each."""
     false, true = curve(members, others)
     grid = np.linspace(0, 1, GRID)
-    reached = np.maximum.accumulate(true)[np.searchsorted(false, grid + 1e-12, side="right") - 1]
-    return Roc(fpr=rounded(grid), tpr=rounded(reached))
+    rates = np.maximum.accumulate(true)[np.searchsorted(false, grid + 1e-12, side="right") - 1]
+    return Roc(fpr=rounded(grid), tpr=rounded(rates))
 
 
 def rounded(values: Array | Sequence[float]) -> tuple[float, ...]:

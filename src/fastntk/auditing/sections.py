@@ -88,13 +88,13 @@ def accuracies(models: Mapping[str, Predictions], whole: tuple[int, ...]) -> Acc
         where: Fractions(**{name: accuracy(getattr(model, where), model.labels[where]) for name, model in models.items()})
         for where in SETS
     }
-    known = next(iter(models.values())).labels
-    labels = known["holdout"]
-    forgotten = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
-    kept = torch.isin(labels, known["retain"].unique()) & ~forgotten
-    gone = bool((~forgotten & ~kept).any())
-    for key, mask in (("holdout_forgotten_classes", forgotten), ("holdout_kept_classes", kept)):
-        if (whole or gone) and bool(mask.any()):
+    labels_by_set = next(iter(models.values())).labels
+    labels = labels_by_set["holdout"]
+    forgotten_mask = torch.isin(labels, torch.tensor(whole, dtype=labels.dtype, device=labels.device))
+    kept_mask = torch.isin(labels, labels_by_set["retain"].unique()) & ~forgotten_mask
+    has_others = bool((~forgotten_mask & ~kept_mask).any())
+    for key, mask in (("holdout_forgotten_classes", forgotten_mask), ("holdout_kept_classes", kept_mask)):
+        if (whole or has_others) and bool(mask.any()):
             shares[key] = Fractions(**{name: accuracy(model.holdout[mask], labels[mask]) for name, model in models.items()})
     return Accuracies(**shares)
 
@@ -122,9 +122,9 @@ def flow(models: Mapping[str, Predictions], classes: tuple[str, ...]) -> Flow:
 def loss_histogram(models: Mapping[str, Predictions]) -> LossHistogram:
     """Counts of losses between common edges; what lies above the last is counted in the last bin."""
     values = {name: {where: sample_losses(model, where) for where in SETS} for name, model in models.items()}
-    pooled = np.concatenate([part for parts in values.values() for part in parts.values()])
-    pooled = pooled[np.isfinite(pooled)]
-    top = float(np.clip(np.quantile(pooled, 0.995), 1e-3, MOST_LOSS)) if len(pooled) else 1.0
+    all_losses = np.concatenate([part for parts in values.values() for part in parts.values()])
+    all_losses = all_losses[np.isfinite(all_losses)]
+    top = float(np.clip(np.quantile(all_losses, 0.995), 1e-3, MOST_LOSS)) if len(all_losses) else 1.0
     top = float(f"{top:.2g}")  # the quantile itself may be the loss of one sample
     edges = np.linspace(0, top, BINS + 1)
 

@@ -44,15 +44,15 @@ LITTLE = (
 
 def verdict(record: Measurements) -> Verdict:
     """Level, sentences and reasons."""
-    found = findings(record) if record.reference.made else []
-    reasons = [item.text for item in found]
-    if any(item.kind == "memory" for item in found):
+    evidence = findings(record) if record.reference.made else []
+    reasons = [item.text for item in evidence]
+    if any(item.kind == "memory" for item in evidence):
         return _judged("memory left", reasons, record)
-    warned = _own_check(record)
+    warnings = _own_check(record)
     outside = _outside(record)
-    if not record.reference.made and (warned or not_numbers(record)):
-        broken = ["the model's outputs are not numbers on some samples"] if not_numbers(record) else []
-        return _judged("not to be trusted", [*broken, *(f"own check: {reason}" for reason in warned)], record)
+    if not record.reference.made and (warnings or not_numbers(record)):
+        number_faults = ["the model's outputs are not numbers on some samples"] if not_numbers(record) else []
+        return _judged("not to be trusted", [*number_faults, *(f"own check: {reason}" for reason in warnings)], record)
     if outside:
         return _judged("cannot be told", [outside, *reasons], record)
     if not record.reference.made:
@@ -60,11 +60,11 @@ def verdict(record: Measurements) -> Verdict:
         if record.subject.recipe is None:
             why += ": the run has no recipe to repeat, and no training function (retrain=, --retrain-with) was given"
         return _judged("no reference", [why], record)
-    if not found and blind(record):
-        drowned = _drowned(record)
-        if drowned:
-            return _judged("cannot be told", [drowned], record)
-    return _judged("differs from retrain" if found else "like retrain", reasons, record)
+    if not evidence and blind(record):
+        doubt = _drowned(record)
+        if doubt:
+            return _judged("cannot be told", [doubt], record)
+    return _judged("differs from retrain" if evidence else "like retrain", reasons, record)
 
 
 def _drowned(record: Measurements) -> str | None:
@@ -89,15 +89,15 @@ def _own_check(record: Measurements) -> list[str]:
 
 def _own_remark(level: Level, record: Measurements) -> str | None:
     """The own check's warning, beside what the comparison says of it."""
-    warned = _own_check(record)
-    if not warned or not record.reference.made:
+    warnings = _own_check(record)
+    if not warnings or not record.reference.made:
         return None
-    said = f"The step's own check warned: {'; '.join(warned)}."
+    sentence = f"The step's own check warned: {'; '.join(warnings)}."
     if level == "like retrain":
-        return f"{said} The comparison with Retrain overrules it."
+        return f"{sentence} The comparison with Retrain overrules it."
     if level == "cannot be told":
-        return f"{said} The comparison with Retrain does not settle it here."
-    return f"{said} The comparison with Retrain agrees."
+        return f"{sentence} The comparison with Retrain does not settle it here."
+    return f"{sentence} The comparison with Retrain agrees."
 
 
 def _outside(record: Measurements) -> str | None:
@@ -106,12 +106,12 @@ def _outside(record: Measurements) -> str | None:
     They do not where the user's own training made the Retrain with other such weights, all of them: then the comparison shows
     what is left.
     """
-    outside, changed = known(record.outside), known(record.reference.changed_outside) or 0
-    if outside is None or outside.status not in ("differ", "unknown") or changed >= outside.count:
+    outside, changes = known(record.outside), known(record.reference.changed_outside) or 0
+    if outside is None or outside.status not in ("differ", "unknown") or changes >= outside.count:
         return None
     kind = "were trained on the same data" if outside.status == "differ" else "may have been trained on the same data"
     how = (
-        f"Retrain has {'them' if not changed else f'{outside.count - changed} of them'} too, so no comparison with it shows what "
+        f"Retrain has {'them' if not changes else f'{outside.count - changes} of them'} too, so no comparison with it shows what "
         "they remember"
         if record.reference.made
         else "no Retrain was made"
@@ -127,20 +127,20 @@ def disagreements(record: AuditRecord) -> list[str]:
 
     A verdict by older rules need not follow from the present ones: :func:`older_rules`.
     """
-    found = []
+    conflicts = []
     if older_rules(record) is None:
         level = verdict(record).level
-        found = [] if level == record.verdict.level else [f"it says “{record.verdict.level}”, its figures say “{level}”"]
+        conflicts = [] if level == record.verdict.level else [f"it says “{record.verdict.level}”, its figures say “{level}”"]
     for item in record.requirements:
         try:
-            passed = evaluate(parse(item.text), record).passed
+            holds = evaluate(parse(item.text), record).passed
         except InputError:
-            found.append(f"its requirement {item.text!r} is no condition that fastntk reads")
+            conflicts.append(f"its requirement {item.text!r} is no condition that fastntk reads")
             continue
-        if passed != item.passed:
+        if holds != item.passed:
             words = {True: "met", False: "not met"}
-            found.append(f"it says that {item.text} is {words[item.passed]}, by its figures it is {words[passed]}")
-    return found
+            conflicts.append(f"it says that {item.text} is {words[item.passed]}, by its figures it is {words[holds]}")
+    return conflicts
 
 
 def older_rules(record: AuditRecord) -> str | None:
@@ -166,12 +166,12 @@ def _has_figures_of_now(record: AuditRecord) -> bool:
 
 def _judged(level: Level, reasons: list[str], record: Measurements) -> Verdict:
     outside = known(record.outside)
-    accepted = None if outside is None else known(outside.accepted)
-    said = [f"Weights outside the tuned ones were accepted as they are, for this reason: {accepted}"] if accepted else []
+    reason = None if outside is None else known(outside.accepted)
+    acceptance = [f"Weights outside the tuned ones were accepted as they are, for this reason: {reason}"] if reason else []
     weak = [open_remark(record), LITTLE if blind(record) else None] if level == "like retrain" else []
     remarks = [_own_remark(level, record), *weak, spread_remark(record)]
     first = UNSURE if level == "cannot be told" and _outside(record) is None else TEXT[level]
-    sentences = (first, *said, *_facts(record), *(remark for remark in remarks if remark))
+    sentences = (first, *acceptance, *_facts(record), *(remark for remark in remarks if remark))
     return Verdict(level=level, text=sentences, reasons=tuple(reasons), rules=RULES)
 
 
@@ -184,14 +184,14 @@ def _facts(record: Measurements) -> list[str]:
     if "retrain" in shares:
         text += f"; a model retrained without them {shares['retrain']}"
     sentences.append(text + ".")
-    kept, gone = known(record.accuracy.holdout_kept_classes), known(record.accuracy.holdout_forgotten_classes)
-    if kept is None:
+    of_kept, of_forgotten = known(record.accuracy.holdout_kept_classes), known(record.accuracy.holdout_forgotten_classes)
+    if of_kept is None:
         sentences.append(_unseen("images it never saw", record.accuracy.holdout))
     else:
         # Over all classes the figure falls with the forgotten ones, which is no damage.
-        sentences.append(_unseen("images it never saw, of the classes that stay,", kept))
-        if gone is not None:
-            sentences.append(_unseen("images it never saw, of the forgotten classes,", gone))
+        sentences.append(_unseen("images it never saw, of the classes that stay,", of_kept))
+        if of_forgotten is not None:
+            sentences.append(_unseen("images it never saw, of the forgotten classes,", of_forgotten))
     ratio = record.cost.ratio_to_retrain
     if ratio is not None:
         rows = ", not counting the Jacobian rows, which were made before" if known(record.cost.rows_made_before) else ""

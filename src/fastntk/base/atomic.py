@@ -194,10 +194,10 @@ def remove_folder(target: Path) -> None:
         os.rename(target, claim.path("tmp"))
         _CHANGES[target] = "removed"
         _flush(target.parent)
-        left = _remove_tree(claim.path("tmp"))
-        if left is not None:
+        rest = _remove_tree(claim.path("tmp"))
+        if rest is not None:
             raise InputError(
-                f"{target} is gone under its name, but not all of its files: the system refuses to remove {left}. What is left "
+                f"{target} is gone under its name, but not all of its files: the system refuses to remove {rest}. What is left "
                 f"lies in {claim.path('tmp')}. Remove it with the rights that it takes."
             )
     _flush(target.parent)
@@ -223,7 +223,7 @@ def sweep(target: Path) -> list[Path]:
     For writers only. Returns what was removed; what is live, or may be, stays (:func:`leftovers`), and so does what the system
     refuses to remove (:func:`refused`).
     """
-    target, removed = _absolute(target), list[Path]()
+    target, paths = _absolute(target), list[Path]()
     recover(target)
     for claim in _claims(target):
         lock = _dead(claim)
@@ -235,20 +235,20 @@ def sweep(target: Path) -> list[Path]:
             else:
                 path.unlink(missing_ok=True)
             if not os.path.lexists(path):
-                removed.append(path)
+                paths.append(path)
         lock.release(keep=bool(claim.present))
-    return removed
+    return paths
 
 
 def refused(target: Path) -> list[Path]:
     """What processes that are gone left beside ``target`` and a sweep could not remove."""
-    found = []
+    paths = []
     for claim in _claims(_absolute(target)):
         lock = _dead(claim)
         if lock is not None:
-            found += claim.present
+            paths += claim.present
             lock.release(keep=bool(claim.present))
-    return found
+    return paths
 
 
 def _remove_tree(folder: Path) -> str | None:

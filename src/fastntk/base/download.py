@@ -37,8 +37,8 @@ _TIMEOUT_SECONDS = 60.0
 
 def cache_folder() -> Path:
     """Where downloads are kept: ``$FASTNTK_CACHE``, else ``~/.cache/fastntk``."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fastntk"
+    folder = os.environ.get(CACHE_VARIABLE)
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "fastntk"
 
 
 def download(
@@ -86,7 +86,7 @@ def _fetch(url: str, *, target: Path, most: int) -> Iterator[bytes]:
     """Yield the file's bytes; a transfer that ends early is an error, never a short file."""
     advice = f"check the connection, or fetch it by other means and put it at {target}"
     request = urllib.request.Request(url, headers={"User-Agent": "fastntk"})
-    received = 0
+    byte_count = 0
     try:
         with urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT_SECONDS) as response:
             expected: int | None = response.length  # None where the header is absent or no number
@@ -94,15 +94,15 @@ def _fetch(url: str, *, target: Path, most: int) -> Iterator[bytes]:
                 raise InputError(f"{url} has {byte_size(expected)}, more than the {byte_size(most)} that are taken; {advice}")
             chunks = None if expected is None else -(-expected // _CHUNK)
             for chunk in track(iter(lambda: response.read(_CHUNK), b""), f"downloading {target.name}", total=chunks):
-                received += len(chunk)
-                if received > most:
+                byte_count += len(chunk)
+                if byte_count > most:
                     raise InputError(f"{url} sends more than the {byte_size(most)} that are taken; {advice}")
                 yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise InputError(f"could not download {url}: {getattr(error, 'reason', error)}; {advice}") from error
     # http.client returns a short read without complaint when the other side hangs up.
-    if expected is not None and received != expected:
-        raise InputError(f"the download of {url} broke off after {received} of {expected} bytes; {advice}")
+    if expected is not None and byte_count != expected:
+        raise InputError(f"the download of {url} broke off after {byte_count} of {expected} bytes; {advice}")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

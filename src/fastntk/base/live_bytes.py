@@ -27,10 +27,10 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages((*args, *(kwargs or {}).values()))}
+        inputs = {storage._cdata for storage in _storages((*args, *(kwargs or {}).values()))}
         for storage in _storages((out,)):
             # Views and in-place results share a storage that existed before.
-            if storage._cdata not in given and storage._cdata not in self._seen:
+            if storage._cdata not in inputs and storage._cdata not in self._seen:
                 self._add(storage)
         return out
 

@@ -30,8 +30,8 @@ def memory_allowed(budget: int | None) -> int:
 def available_memory(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Return the bytes available now."""
     figures = [_machine(meminfo), _group(cgroup)]
-    known = [figure for figure in figures if figure is not None]
-    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [figure for figure in figures if figure is not None]
+    return min(limits) if limits else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _machine(meminfo: Path) -> int | None:
@@ -49,10 +49,10 @@ def _group(cgroup: Path) -> int | None:
     """Limit less use of a version-2 control group; page cache counts as use but can be reclaimed."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
+        usage = int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
     if limit == "max":
         return None
-    return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+    return max(0, int(limit) - usage + int(stat.get("inactive_file", 0)))

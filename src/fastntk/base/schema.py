@@ -163,8 +163,8 @@ def _explained(message: str, value: Any, kind: Any, whole: str) -> str:
         return f"{place or whole} has no field {missing['name']!r}"
     if what.startswith("Invalid enum value"):
         part = _part(kind, place)
-        allowed = [word for option in (part, *part.get("anyOf", ())) for word in option.get("enum", ())]
-        what = f"Expected one of {', '.join(repr(word) for word in allowed)}"
+        choices = [word for option in (part, *part.get("anyOf", ())) for word in option.get("enum", ())]
+        what = f"Expected one of {', '.join(repr(word) for word in choices)}"
     if not what.startswith("Expected"):
         # Said by a dataclass about parts of its own: full: expected …
         return what if not place else f"{place}.{what}" if _INNER.match(what) else f"{place}: {what}"

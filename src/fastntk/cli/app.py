@@ -103,8 +103,8 @@ def options(
 
 def _complete() -> str:
     """What was written or removed before a failure, as a sentence: the same command again would find it there."""
-    done = changes()
-    return f" Complete all the same: {'; '.join(done[:5])}." if done else ""
+    actions = changes()
+    return f" Complete all the same: {'; '.join(actions[:5])}." if actions else ""
 
 
 def _fail(message: str, *, debug: bool) -> None:

@@ -105,13 +105,15 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded = open_run(run, data, device=device, loss_with=loss_with)
-        subject = load_result(result, loaded)
+        loaded_run = open_run(run, data, device=device, loss_with=loss_with)
+        subject = load_result(result, loaded_run)
         function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
-        against = load_result(Path(reference), loaded) if reference not in (None, "retrain") else reference
+        against = load_result(Path(reference), loaded_run) if reference not in (None, "retrain") else reference
         # Classes that were forgotten, or are rare, may be missing from the hold-out set; it is said which.
-        classes, hide = loaded.data.classes, hiding_key(loaded.source, loaded.key)
-        unseen = load_source(holdout, spec=input_spec(loaded.model), classes=classes, vanished=classes or (), hide=hide)
+        classes, hide = loaded_run.data.classes, hiding_key(loaded_run.source, loaded_run.key)
+        holdout_samples = load_source(
+            holdout, spec=input_spec(loaded_run.model), classes=classes, vanished=classes or (), hide=hide
+        )
         options: dict[str, Any] = {
             "relearn_cap": relearn_cap,
             "probes": probes,
@@ -120,12 +122,21 @@ def audit(
             "retrain": function,
         }
         trained_here = further + 1 if reference == "retrain" else 0
-        tell_outside(output, outside_report(loaded), accept_outside)
-        _announce(output, loaded, subject, unseen, reference=reference, trained_here=trained_here, options=options, cache=cache)
-        record = measure(
-            loaded,
+        tell_outside(output, outside_report(loaded_run), accept_outside)
+        _announce(
+            output,
+            loaded_run,
             subject,
-            holdout=unseen,
+            holdout_samples,
+            reference=reference,
+            trained_here=trained_here,
+            options=options,
+            cache=cache,
+        )
+        record = measure(
+            loaded_run,
+            subject,
+            holdout=holdout_samples,
             reference=against,  # type: ignore[arg-type]
             retrains=further,
             relearn_threshold=relearn_threshold,
@@ -136,13 +147,13 @@ def audit(
             **options,
         )
         text = json_format.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        typed = parse_record(record)
+        audit_record = parse_record(record)
         write_file(target, text.encode(), overwrite=overwrite, replaceable=check_audit)
-    _tell(output, typed)
+    _tell(output, audit_record)
     page = ["fastntk", "report", str(result), *(["--overwrite"] if (result / REPORT).exists() else [])]
     output.finish(record, wrote=str(target), then=page if out is None else None)
-    open_question = typed.verdict.level == "cannot be told" and accept_outside is None
-    if open_question or not all(item.passed for item in typed.requirements):
+    open_question = audit_record.verdict.level == "cannot be told" and accept_outside is None
+    if open_question or not all(item.passed for item in audit_record.requirements):
         raise typer.Exit(3)
 
 

@@ -160,10 +160,10 @@ def forget_step(output: Output, run: Run, holdout: Samples, *, folder: Path) -> 
         audits = {REPORTED: evidence_step(results[REPORTED], retrains, holdout, cache, folder=folder / name)}
         for label in (label for label in methods if label not in (REPORTED, "retrain")):
             audits[label] = _short_audit(results[label], retrains, holdout, cache)
-        shared = {label: linearisation.seconds if label in TANGENT else 0.0 for label in results}
-        rows = forget_rows(results, audits, holdout, shared=shared)
-        verdict, forgotten = audits[REPORTED]["verdict"]["level"], len(retrain.forgotten)
-        entries.append({"title": title, "forget": forgotten, "retrains": RETRAINS, "rows": rows, "verdict": verdict})
+        shared_seconds = {label: linearisation.seconds if label in TANGENT else 0.0 for label in results}
+        rows = forget_rows(results, audits, holdout, shared=shared_seconds)
+        verdict, forget_count = audits[REPORTED]["verdict"]["level"], len(retrain.forgotten)
+        entries.append({"title": title, "forget": forget_count, "retrains": RETRAINS, "rows": rows, "verdict": verdict})
     return entries
 
 
@@ -174,10 +174,10 @@ def _unlearned(run: Run, label: str, request: dict[str, Any], linearisation: Any
 
     options = OPTIONS.get(label, {"method": label})
     assert run.recipe is not None
-    drawn = {"seed": run.recipe.seed} if "seed" in KNOWN[options["method"]].options else {}
+    seed_option = {"seed": run.recipe.seed} if "seed" in KNOWN[options["method"]].options else {}
     if label in TANGENT:
         linearisation.memo.clear()
-    return unlearn(run, **{**drawn, **request}, **options, linearisation=linearisation if label in TANGENT else None)
+    return unlearn(run, **{**seed_option, **request}, **options, linearisation=linearisation if label in TANGENT else None)
 
 
 def _short_audit(result: Unlearned, retrains: list[Unlearned], holdout: Samples, cache: PredictionCache) -> dict[str, Any]:
@@ -216,9 +216,9 @@ def single_images(output: Output, run: Run) -> list[str]:
     from fastntk.unlearning.removals import removals
 
     count = min(IMAGES, len(run.data) // 2)
-    found = removals(run, list(run.data.ids))
-    output.say(f"What each of {len(run.data)} images does for its own loss, from the trace, in {duration(found.seconds)}")
-    return [run.data.ids[position] for position in found.loss_change.argsort(descending=True)[:count].tolist()]
+    effects = removals(run, list(run.data.ids))
+    output.say(f"What each of {len(run.data)} images does for its own loss, from the trace, in {duration(effects.seconds)}")
+    return [run.data.ids[position] for position in effects.loss_change.argsort(descending=True)[:count].tolist()]
 
 
 def accuracy_row(name: str, model: nn.Module, *, train: Samples, holdout: Samples) -> dict[str, Any]:

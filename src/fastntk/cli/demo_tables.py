@@ -32,7 +32,7 @@ def forget_rows(
     forgotten = results[RETRAIN].forgotten
     rows, before = [], None
     for label, result in results.items():
-        outputs, unseen = (predict(result.model, samples.inputs).double() for samples in (forgotten, holdout))
+        outputs, on_holdout = (predict(result.model, samples.inputs).double() for samples in (forgotten, holdout))
         losses = cross_entropy(outputs, forgotten.labels, reduction="none")
         before = losses if before is None else before
         rows.append(
@@ -40,10 +40,10 @@ def forget_rows(
                 "method": label,
                 "seconds": seconds[label],
                 "of_retrain": seconds[label] / seconds[RETRAIN],
-                **_accuracies(result, unseen, holdout),
+                **_accuracies(result, on_holdout, holdout),
                 "forget_loss": float(losses.mean()),
                 "forget_margin": float(margins(outputs, forgotten.labels).mean()),
-                "forget_rank": _rank(losses, cross_entropy(unseen, holdout.labels, reduction="none")),
+                "forget_rank": _rank(losses, cross_entropy(on_holdout, holdout.labels, reduction="none")),
                 "rose": int((losses > before).sum()),
                 "distance": _distance(audits, label),
                 "verdict": audits[label]["verdict"]["level"] if label in audits else None,
@@ -54,8 +54,8 @@ def forget_rows(
 
 def _distance(audits: Mapping[str, dict[str, Any]], label: str) -> dict[str, float | None]:
     """To the Retrains of other seeds; that of Retrain itself is in every audit, as pairs of Retrains."""
-    found = audits[label] if label in audits else next(iter(audits.values()))
-    distances, own = found["distances"], str(found["reference"]["seed"])
+    record = audits[label] if label in audits else next(iter(audits.values()))
+    distances, own = record["distances"], str(record["reference"]["seed"])
     spread = distances["retrain_spread"]["total_variation"]
     pairs = [pair["total_variation"] for seeds, pair in distances["retrain_pairs"].items() if own in seeds.split("-")]
     others = [distances["other_seeds"]["total_variation"]] if label in audits else pairs
@@ -73,8 +73,8 @@ def _accuracies(result: Unlearned, outputs: Tensor, holdout: Samples) -> dict[st
     shares = {"retain": accuracy_on(result.model, result.retained), "holdout": float(right.double().mean())}
     shares["forget"] = accuracy_on(result.model, result.forgotten)
     if result.split.whole_classes:
-        gone = torch.isin(holdout.labels, torch.tensor(result.split.whole_classes))
-        shares |= {KEPT: float(right[~gone].double().mean()), GONE: float(right[gone].double().mean())}
+        forgotten_mask = torch.isin(holdout.labels, torch.tensor(result.split.whole_classes))
+        shares |= {KEPT: float(right[~forgotten_mask].double().mean()), GONE: float(right[forgotten_mask].double().mean())}
     return shares
 
 
@@ -90,10 +90,10 @@ def table_of(request: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, 
     """Columns and cells, narrow enough for 80 characters: the cost, whether it forgot, whether it is like Retrain."""
     rows = request["rows"]
     if KEPT in rows[0]:
-        named, middle = ["new images of it", "other new"], _of_class
+        titles, middle = ["new images of it", "other new"], _of_class
     else:
-        named, middle = ["loss", "margin", "rank"], _of_single
-    columns = ("method", "× Retrain", *named, "distance", "like Retrain")
+        titles, middle = ["loss", "margin", "rank"], _of_single
+    columns = ("method", "× Retrain", *titles, "distance", "like Retrain")
     return columns, [(row["method"], _cost(row), *middle(row), _times(row["distance"]), _like(row)) for row in rows]
 
 

@@ -53,15 +53,15 @@ def erase(
 
     output = Output(as_json=json)
     places = (folder, *trace_places(folder))  # a training that was killed leaves ids, labels and features beside its run
-    swept = [path for place in places for path in sweep(place)]
-    stuck = [path for place in places for path in refused(place)]
-    if stuck:
+    remnants = [path for place in places for path in sweep(place)]
+    debris = [path for place in places for path in refused(place)]
+    if debris:
         raise InputError(
-            f"Files of an earlier command are left that the system refuses to remove: {listing(map(str, stuck))}. Remove them "
+            f"Files of an earlier command are left that the system refuses to remove: {listing(map(str, debris))}. Remove them "
             "with the rights that it takes, then erase again."
         )
     in_use = tuple(f"{path}: unfinished work of a command that may be running" for place in places for path in leftovers(place))
-    if not folder.exists() and swept:
+    if not folder.exists() and remnants:
         output.say(f"{folder} was gone already; the remainder of an interrupted command beside it is removed.")
         output.finish(_record(folder, kind=None, content=[], left=in_use))
         return
@@ -111,8 +111,8 @@ def _what(entry: Path) -> str:
     from fastntk.storage.traces import TRACE
 
     if entry.is_dir() and not entry.is_symlink():
-        known = {TRACE: "trace (features, gradients, ids, labels)", ADAPTER: "adapter (weights, as peft saves them)"}
-        return known.get(entry.name, f"folder {entry.name} (rows, caches, other)")
+        names = {TRACE: "trace (features, gradients, ids, labels)", ADAPTER: "adapter (weights, as peft saves them)"}
+        return names.get(entry.name, f"folder {entry.name} (rows, caches, other)")
     if entry.suffix == ".safetensors":
         return "weights"
     return "manifest" if entry.name == MANIFEST else f"file {entry.name}"

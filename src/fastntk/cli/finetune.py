@@ -133,7 +133,7 @@ def finetune(
             hide=key,
         )
         subset.model.to(where)
-        unrecorded = no_trace_because(subset, samples, recipe, wanted=trace)
+        no_trace = no_trace_because(subset, samples, recipe, wanted=trace)
         announce(
             output,
             model,
@@ -141,16 +141,16 @@ def finetune(
             samples=samples,
             recipe=recipe,
             source=source,
-            trace=trace_fact(subset, samples, recipe, unrecorded),
+            trace=trace_fact(subset, samples, recipe, no_trace),
         )
-        unfinished, *earlier = trace_places(out)
+        trace_path, *earlier = trace_places(out)
         for place in earlier:
             sweep(place)
-        with scratch_folder(unfinished.parent, unfinished.name) as scratch:
-            recorded = None if unrecorded is not None else scratch / "trace"
+        with scratch_folder(trace_path.parent, trace_path.name) as scratch:
+            recorded = None if no_trace is not None else scratch / "trace"
             run = dataclasses.replace(fit(subset.model, subset, samples, recipe, trace=recorded), source=source, key=key)
             save_run(run, out, overwrite=overwrite, take_trace=recorded is not None)
-    record = summary(run, name=model, out=out, unrecorded=unrecorded)
+    record = summary(run, name=model, out=out, unrecorded=no_trace)
     seconds, accuracy = record["seconds"], record["accuracy"]
     if run.trace is not None:
         output.say(f"Recorded {byte_size(run.trace.nbytes)}: {run.trace.visits:,} visits in {run.trace.steps:,} steps.")
@@ -180,11 +180,11 @@ def prepare(
     from fastntk.models import build_model, input_spec
     from fastntk.tuning import tune
 
-    chosen = {"images_per_class": source["images_per_class"], "only_classes": source["only_classes"]}
-    classes = select(hiding(open_source(source["data"]), hide), **chosen).classes
+    selection = {"images_per_class": source["images_per_class"], "only_classes": source["only_classes"]}
+    classes = select(hiding(open_source(source["data"]), hide), **selection).classes
     model = build_model(name, num_classes=len(classes), weights=weights, image_size=image_size, seed=seed)
     subset = tune(model, spec, seed=seed, **prompts)
-    return subset, load_source(source["data"], spec=input_spec(model), hide=hide, **chosen)
+    return subset, load_source(source["data"], spec=input_spec(model), hide=hide, **selection)
 
 
 def hidden_choice(source: dict[str, Any], key: bytes) -> list[str] | None:

@@ -56,13 +56,13 @@ def _next(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """The next sensible command: for a run a plan, for a result its evidence, then a further request."""
     counts = manifest["data"].get("per_class") or [1]
     present = next(label for label, count in enumerate(counts) if count)  # earlier requests may have forgotten class 0
-    planned = ["fastntk", "plan", str(folder), "--classes", str(present)]
+    plan_command = ["fastntk", "plan", str(folder), "--classes", str(present)]
     if manifest["kind"] == "run":
-        return planned
+        return plan_command
     if (folder / AUDIT).is_file():
-        return planned if (folder / REPORT).exists() else ["fastntk", "report", str(folder)]
+        return plan_command if (folder / REPORT).exists() else ["fastntk", "report", str(folder)]
     if manifest["model"]["card"] is None:  # no source can be read for it here, so neither can it be audited
-        return planned
+        return plan_command
     data = ["--data", "SRC"] if manifest["source"] is None else []
     reference = ["--retrain-with", "MODULE:FUNCTION"] if manifest["recipe"] is None else ["--reference", "retrain"]
     return ["fastntk", "audit", "RUN", str(folder), "--holdout", "SRC", *data, *reference]

@@ -20,18 +20,18 @@ def method_options(method: str, given: dict[str, Any], texts: Sequence[str]) -> 
     """The options to call a method with: named ones that were ``given`` (None = not), and ``key=value`` texts."""
     from fastntk.unlearning.registry import find_method
 
-    chosen = find_method(method)
-    asked = {name: value for name, value in given.items() if value is not None}
+    entry = find_method(method)
+    settings = {name: value for name, value in given.items() if value is not None}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise InputError(f"--option {text!r}: expected key=value.")
-        if name in asked:
+        if name in settings:
             raise InputError(f"Option {name} is given twice.")
-        asked[name] = value.strip()
-    chosen.checked(asked)
-    options = {name: _value(name, value, chosen.options[name].kind) for name, value in asked.items()}
+        settings[name] = value.strip()
+    entry.checked(settings)
+    options = {name: _value(name, value, entry.options[name].kind) for name, value in settings.items()}
     damping = options.get("damping")
     if damping is not None and not (math.isfinite(damping) and damping > 0):
         raise InputError(f"damping must be a number > 0, got {damping!r}.")

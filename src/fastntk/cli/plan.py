@@ -90,7 +90,7 @@ def plan(
     output = Output(as_json=json)
     if duplicates not in ("exact", "near"):
         raise InputError(f"--duplicates {duplicates}: expected exact or near.")
-    requested = check_request(classes, ids, ids_file, person, persons_file)
+    requested_ids = check_request(classes, ids, ids_file, person, persons_file)
     places = row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if option and method is None:
         raise InputError("--option goes with --method: it is an option of that one.")
@@ -102,26 +102,26 @@ def plan(
 
     check_reason(accept_outside)
 
-    chosen = None if method is None else find_method(method)
+    entry = None if method is None else find_method(method)
     options = {} if method is None else method_options(method, {}, option or [])
-    scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if chosen is None or "rows" in chosen.needs else {}
+    scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if entry is None or "rows" in entry.needs else {}
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
+        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
         if absent is not None:
             note(f"{absent} Planning with the trace alone: path-replay, depth head.")
-        open_question = tell_outside(output, outside_report(loaded), accept_outside)
-        labels = None if classes is None else parse_classes(classes, loaded.listed)
-        sample_ids = None if requested is None else requested.resolve(loaded.listed)
+        open_question = tell_outside(output, outside_report(loaded_run), accept_outside)
+        labels = None if classes is None else parse_classes(classes, loaded_run.listed)
+        sample_ids = None if requested_ids is None else requested_ids.resolve(loaded_run.listed)
         output.say(f"Planning for {run}: a calibration of a few seconds on this machine, nothing is written.")
         budgets = {**options, **places, **scratch}
-        result = make_plan(loaded, classes=labels, ids=sample_ids, method=method, duplicates=duplicates, **budgets)  # type: ignore[arg-type]
+        result = make_plan(loaded_run, classes=labels, ids=sample_ids, method=method, duplicates=duplicates, **budgets)  # type: ignore[arg-type]
     best = min(result.chosen.values(), key=lambda route: route.seconds)
     cheaper = result.retrain_seconds is not None and result.retrain_seconds < best.seconds
     name = "retrain" if cheaper else best.method
     output.say(str(result).replace(result.table(), table_with_one_mark(result, name)))
     # Ids and people are not repeated: what is printed may be kept.
-    given: list[tuple[str, object]] = [
+    arguments: list[tuple[str, object]] = [
         ("--classes", classes),
         ("--ids", ids and "ID,ID"),
         ("--ids-file", ids_file),
@@ -133,14 +133,14 @@ def plan(
         ("--device", None if device == "auto" else device),
     ]
     if not cheaper:
-        given += [
-            ("--loss-with", loss_with or ("MODULE:FUNCTION" if needs_loss(loaded) else None)),
+        arguments += [
+            ("--loss-with", loss_with or ("MODULE:FUNCTION" if needs_loss(loaded_run) else None)),
             ("--rows", rows),
             ("--memory-budget", memory_budget),
             ("--disk-budget", disk_budget),
             *(("--option", text) for text in option or ()),
         ]
-    words = [str(word) for pair in given if pair[1] is not None for word in pair] + ([] if images else ["--no-images"])
+    words = [str(word) for pair in arguments if pair[1] is not None for word in pair] + ([] if images else ["--no-images"])
     record = {"command": "plan", "run": str(run), **result.details()}
     output.finish(record, then=["fastntk", "unlearn", str(run), *words, "--out", str(out)])
     if open_question:
@@ -154,6 +154,6 @@ def table_with_one_mark(plan: Plan, method: str) -> str:
     """
     head, *lines = plan.table().splitlines()
     route = plan.chosen.get(method)
-    marked = len(lines) - 1 if route is None else next(i for i, other in enumerate(plan.routes) if other is route)
-    marks = ("->" if i == marked else "  " for i in range(len(lines)))
+    row = len(lines) - 1 if route is None else next(i for i, other in enumerate(plan.routes) if other is route)
+    marks = ("->" if i == row else "  " for i in range(len(lines)))
     return "\n".join([head, *(f"{mark}{line[2:]}" for mark, line in zip(marks, lines, strict=True))])

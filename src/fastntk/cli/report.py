@@ -115,8 +115,8 @@ def pictures(run: Run, result: Path) -> list[bytes]:
     from fastntk.storage.results import stored_split
 
     spec = input_spec(run.model)
-    gone = stored_split(result, run).forget.tolist()
-    return [as_png(run.data.inputs[row].cpu().numpy(), mean=spec.mean, std=spec.std) for row in track(gone, "pictures")]
+    positions = stored_split(result, run).forget.tolist()
+    return [as_png(run.data.inputs[row].cpu().numpy(), mean=spec.mean, std=spec.std) for row in track(positions, "pictures")]
 
 
 def as_png(pixels: Any, *, mean: tuple[float, ...], std: tuple[float, ...]) -> bytes:

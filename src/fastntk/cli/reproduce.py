@@ -85,8 +85,8 @@ def reproduce(
     steps = plan_steps(settings_of(cells), out=out, work=work, keep_stale=keep_stale)
     record = _announce(output, cells, steps)
     if keep_stale:
-        kept = len(plan_steps(settings_of(cells), out=out, work=work)) - len(steps)
-        output.say(f"{kept} steps are not done again, though other code made their files (--keep-stale).")
+        stale_count = len(plan_steps(settings_of(cells), out=out, work=work)) - len(steps)
+        output.say(f"{stale_count} steps are not done again, though other code made their files (--keep-stale).")
     if stale_text(steps):
         output.say(stale_text(steps) + ".")
     if plan:
@@ -96,15 +96,15 @@ def reproduce(
     try:
         with progress():
             run_steps(steps, shared=data_root, work=work, keep_stale=keep_stale)
-            written = write_table(table, cells, out=out, suffix="-real" if real else "")
+            files = write_table(table, cells, out=out, suffix="-real" if real else "")
     except KeyboardInterrupt as interrupt:
         # What is finished is kept as records; nothing half-done remains.
         with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more
             note(f"Interrupted. To go on from here: {shlex.join(['fastntk', *sys.argv[1:]])}")
         raise typer.Exit(exit_code(interrupt)) from None
     output.finish(
-        {"command": "reproduce", "table": table, "ran": len(steps), "written": [str(path) for path in written]},
-        wrote=", ".join(map(str, written)),
+        {"command": "reproduce", "table": table, "ran": len(steps), "written": [str(path) for path in files]},
+        wrote=", ".join(map(str, files)),
     )
 
 

@@ -107,8 +107,8 @@ class RequestedIds:
         ids = matching_ids([*self.words, *lines], samples)
         if self.persons_file is None:
             return ids
-        named = frozenset(ids)
-        return (*ids, *(name for name in ids_of_persons(self.persons_file, self.persons, samples) if name not in named))
+        id_set = frozenset(ids)
+        return (*ids, *(name for name in ids_of_persons(self.persons_file, self.persons, samples) if name not in id_set))
 
 
 def check_request(
@@ -150,12 +150,12 @@ def tell_outside(output: Output, report: Mapping[str, Any], accepted: str | None
 
 def row_options(*, rows: str | None, memory_budget: str | None, disk_budget: str | None) -> dict[str, Any]:
     """The options of plans and methods that say where rows may be; none of what was not given."""
-    given = {
+    options = {
         "rows": rows,
         "memory_budget": None if memory_budget is None else parse_bytes(memory_budget),
         "disk_budget": None if disk_budget is None else parse_bytes(disk_budget),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def nearest_folder(out: Path) -> Path:
@@ -202,8 +202,8 @@ def _verified(folder: Path, device: str, loss_with: str | None) -> tuple[Run, di
     loss = None if loss_with is None else load_function(loss_with, option="--loss-with")
     run = load_run(folder, kinds=kinds, device=device, loss=loss)
     if loss is not None and not needs_loss(run):
-        known = "has no trace" if run.trace is None else f"was recorded with the loss {run.trace.facts.loss}, which is known"
-        raise InputError(f"--loss-with: {folder} {known}, so a function is not needed. Leave it out.")
+        reason = "has no trace" if run.trace is None else f"was recorded with the loss {run.trace.facts.loss}, which is known"
+        raise InputError(f"--loss-with: {folder} {reason}, so a function is not needed. Leave it out.")
     return run, read_manifest(folder, kinds=kinds)
 
 

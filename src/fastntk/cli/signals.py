@@ -65,9 +65,9 @@ def say_unread() -> int:
 def _say(word: str) -> None:
     from fastntk.base.atomic import changes
 
-    done = changes()
-    what = "nothing was changed" if not done else f"but not before this was complete: {'; '.join(done[:5])}"
-    if len(done) > 5:
-        what += f" (+{len(done) - 5} more)"
+    actions = changes()
+    what = "nothing was changed" if not actions else f"but not before this was complete: {'; '.join(actions[:5])}"
+    if len(actions) > 5:
+        what += f" (+{len(actions) - 5} more)"
     with contextlib.suppress(OSError, ValueError):  # there may be no terminal any more
         print(f"{word}, {what}", file=sys.stderr, flush=True)

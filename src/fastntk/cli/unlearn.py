@@ -127,7 +127,7 @@ def unlearn(
     from fastntk.base.atomic import check_output
 
     output = Output(as_json=json)
-    requested = check_request(classes, ids, ids_file, person, persons_file)
+    requested_ids = check_request(classes, ids, ids_file, person, persons_file)
     _check_beside(run, out)
     output.replacing(out, check_output(out, overwrite=overwrite, replaceable=_going))
 
@@ -136,28 +136,28 @@ def unlearn(
     from fastntk.unlearning import prepare
     from fastntk.unlearning.api import default_method
 
-    given: dict[str, Any] = {"depth": depth, "checkpoints": checkpoints, "correction": correction}
-    given |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
+    arguments: dict[str, Any] = {"depth": depth, "checkpoints": checkpoints, "correction": correction}
+    arguments |= {"damping": damping, "scale": scale, "solver": solver, "path": path, "polish": polish, "seed": seed}
     if retrain_with is not None and method != "retrain":
         raise InputError("--retrain-with goes with --method retrain: it is the training that one does.")
-    given["retrain"] = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
-    given |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
+    arguments["retrain"] = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
+    arguments |= row_options(rows=rows, memory_budget=memory_budget, disk_budget=disk_budget)
     if method is not None:
-        method_options(method, given, option or [])  # a wrong option costs no minute of work
+        method_options(method, arguments, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
-        name = default_method(loaded)[0] if method is None else method
-        options = method_options(name, given, option or [])
+        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
+        name = default_method(loaded_run)[0] if method is None else method
+        options = method_options(name, arguments, option or [])
         if "scratch" in METHODS[name].options:
             options.setdefault("scratch", str(nearest_folder(out)))
         if absent is not None:
             options = without_images(name, options, absent)
-        earlier = None if after is None else load_result(after, loaded)
-        labels = None if classes is None else parse_classes(classes, loaded.listed)
-        sample_ids = None if requested is None else requested.resolve(loaded.listed)
+        earlier = None if after is None else load_result(after, loaded_run)
+        labels = None if classes is None else parse_classes(classes, loaded_run.listed)
+        sample_ids = None if requested_ids is None else requested_ids.resolve(loaded_run.listed)
         job = prepare(
-            earlier or loaded,
+            earlier or loaded_run,
             classes=labels,
             ids=sample_ids,
             method=method,
@@ -168,18 +168,18 @@ def unlearn(
         check_not_empty(job)
         open_question = job.leaves_open and tell_outside(output, job.outside, accept_outside)
         output.say("Unlearning")
-        output.facts({"run": run, "device": loaded.anchor.device, **job.facts(), "why": f"{name}: {job.because}"})
+        output.facts({"run": run, "device": loaded_run.anchor.device, **job.facts(), "why": f"{name}: {job.because}"})
         result = job.execute()
         save_result(result, out, overwrite=overwrite)
         record = summary(result, run=run, out=out)
-    trusted = _tell(output, record)
-    reference = ["--reference", "retrain"] if loaded.recipe is not None else ["--retrain-with", "MODULE:FUNCTION"]
+    trustworthy = _tell(output, record)
+    reference = ["--reference", "retrain"] if loaded_run.recipe is not None else ["--retrain-with", "MODULE:FUNCTION"]
     as_here = (("--data", data), ("--loss-with", loss_with), ("--device", None if device == "auto" else device))
     again = [str(word) for pair in as_here if pair[1] is not None for word in pair]
     audited = ["fastntk", "audit", str(run), str(out), "--holdout", "SRC", *again, *reference]
     then = ["fastntk", "info", str(out)] if absent else audited
     output.finish(record, wrote=str(out), then=then)
-    if not trusted or open_question:
+    if not trustworthy or open_question:
         raise typer.Exit(3)
 
 

@@ -50,9 +50,9 @@ class Catalog:
         count = None if self.classes is None else len(self.classes)
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= (np.inf if count is None else count)))
         if len(wrong):
-            allowed = "0 or more" if count is None else f"0…{count - 1} for its {count} classes"
+            label_range = "0 or more" if count is None else f"0…{count - 1} for its {count} classes"
             values, where = sorted(set(self.labels[wrong].tolist())), listing(self.ids[row] for row in wrong)
-            raise InputError(f"{self.origin}: labels must be {allowed}; found {listing(values)} at ids {where}")
+            raise InputError(f"{self.origin}: labels must be {label_range}; found {listing(values)} at ids {where}")
         occurring = np.arange(len(self.classes or ()))
         if self.classes is None:
             largest = int(self.labels.max())
@@ -132,10 +132,10 @@ def select_ids(catalog: Catalog, ids: Sequence[str], classes: Sequence[str] | No
     rows = {name: row for row, name in enumerate(catalog.ids)}
     names = catalog.names if classes is None else tuple(classes)
     numbers = {name: number for number, name in enumerate(names)}
-    known = [rows[name] for name in ids if name in rows and catalog.names[catalog.labels[rows[name]]] in numbers]
-    labels = [numbers[catalog.names[catalog.labels[row]]] for row in known]
-    present = {catalog.ids[row] for row in known}
-    chosen_rows = Selection(np.asarray(known, np.int64), np.asarray(labels, np.int64), names)
+    positions = [rows[name] for name in ids if name in rows and catalog.names[catalog.labels[rows[name]]] in numbers]
+    labels = [numbers[catalog.names[catalog.labels[row]]] for row in positions]
+    present = {catalog.ids[row] for row in positions}
+    chosen_rows = Selection(np.asarray(positions, np.int64), np.asarray(labels, np.int64), names)
     return chosen_rows, tuple(name for name in ids if name not in present)
 
 
@@ -176,10 +176,10 @@ def aligned(catalog: Catalog, classes: tuple[str, ...], vanished: Sequence[str] 
     one of the ``vanished`` that the source lacks.
     """
     if catalog.classes is None:
-        unnumbered = [name for name in classes if not name.isdecimal()]
-        if unnumbered:
+        words = [name for name in classes if not name.isdecimal()]
+        if words:
             raise InputError(
-                f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(unnumbered)}; "
+                f"{catalog.origin} has no class names, so its labels cannot be matched with {listing(words)}; "
                 "add them (an array `classes` in an .npz)"
             )
     places = {name: place for place, name in enumerate(catalog.names)}

@@ -103,8 +103,8 @@ def _tar_members(path: Path, wanted: dict[str, str]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     regular_file(path, expected="a .tar.gz")
     try:
-        with gzip.open(path) as packed:
-            stream = _Bounded(packed)
+        with gzip.open(path) as gzip_file:
+            stream = _Bounded(gzip_file)
             with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # it takes any reader
                 for member in archive:
                     name = wanted.get(member.name.removeprefix("./"))

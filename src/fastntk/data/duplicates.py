@@ -94,9 +94,9 @@ def _ids(samples: Samples, positions: Sequence[int]) -> tuple[str, ...]:
 def _exact(samples: Samples, split: Split) -> list[int]:
     if not len(split.forget):
         return []
-    forgotten = frozenset(_digests(samples.inputs, split.forget))
+    forget_digests = frozenset(_digests(samples.inputs, split.forget))
     retained = zip(split.retain.tolist(), _digests(samples.inputs, split.retain))
-    return [position for position, digest in retained if digest in forgotten]
+    return [position for position, digest in retained if digest in forget_digests]
 
 
 def _digests(inputs: Tensor, positions: Tensor) -> list[bytes]:

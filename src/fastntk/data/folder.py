@@ -68,15 +68,15 @@ def _subfolders(path: Path) -> tuple[str, ...]:
 
 def _files(root: Path, name: str, *, emptied: bool) -> list[str]:
     """Return the images of one class, at any depth, as sorted paths relative to ``root``."""
-    paths, seen = [], set()
+    paths, real_paths = [], set()
     for folder, inner, names in os.walk(root / name, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:  # a link that leads back
+        if real in real_paths:  # a link that leads back
             inner.clear()
             continue
-        seen.add(real)
-        shown = [each for each in inner if not each.startswith(".")]
-        inner[:] = sorted(shown, key=lambda each: (Path(folder, each).is_symlink(), each))  # a folder keeps its own name in ids
+        real_paths.add(real)
+        dirs = [each for each in inner if not each.startswith(".")]
+        inner[:] = sorted(dirs, key=lambda each: (Path(folder, each).is_symlink(), each))  # a folder keeps its own name in ids
         for file in names:
             if file.lower().endswith(ENDINGS) and not file.startswith("."):
                 path = Path(folder) / file

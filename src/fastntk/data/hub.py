@@ -87,11 +87,11 @@ def _load(name: str) -> Any:
 def _pick(loaded: Any, name: str, split: str | None) -> tuple[Any, str]:
     """Return the table of a split and the split's name."""
     if hasattr(loaded, "keys"):
-        wanted = split or "train"
-        if wanted not in loaded:
+        split_name = split or "train"
+        if split_name not in loaded:
             advice = listing(f"hf:{name}@{key}" for key in loaded)
-            raise InputError(f"hf:{name} has no split {wanted!r}; say which one: {advice}")
-        return loaded[wanted], wanted
+            raise InputError(f"hf:{name} has no split {split_name!r}; say which one: {advice}")
+        return loaded[split_name], split_name
     own = str(loaded.split) if loaded.split is not None else None
     if split is not None and split != own:
         raise InputError(f"hf:{name} is a single table{f' ({own})' if own else ''} and has no split {split!r}")

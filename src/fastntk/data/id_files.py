@@ -27,17 +27,17 @@ def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) ->
     ``*`` and ``?`` stop at "/", ``**`` stands for any number of folders. An id that is there literally counts as itself, whatever
     characters it has. A pattern without a match is an error; ids without pattern characters are returned as given.
     """
-    words, known = as_ids(patterns), frozenset(samples.ids)
-    plain = [word for word in words if word in known or not _is_pattern(word)]
-    given = frozenset(plain)
-    matched = {word: [name for name in samples.ids if _matches(name, word)] for word in words if word not in given}
-    nothing = [word for word, names in matched.items() if not names]
+    words, all_ids = as_ids(patterns), frozenset(samples.ids)
+    plain = [word for word in words if word in all_ids or not _is_pattern(word)]
+    exact_ids = frozenset(plain)
+    ids_by_pattern = {word: [name for name in samples.ids if _matches(name, word)] for word in words if word not in exact_ids}
+    nothing = [word for word, names in ids_by_pattern.items() if not names]
     if nothing:
         advice = " (* stops at /, ** does not)" if any("/" in name for name in samples.ids) else ""
         raise InputError(
             f"no id matches {listing(nothing)}{advice}; the data has {len(samples)} ids: {listing(samples.ids, most=3)}"
         )
-    further = dict.fromkeys(name for names in matched.values() for name in names if name not in given)
+    further = dict.fromkeys(name for names in ids_by_pattern.values() for name in names if name not in exact_ids)
     return (*plain, *further)
 
 
@@ -53,8 +53,8 @@ def id_lines(path: str | Path) -> list[str]:
 
 def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
     """The lines without a comment at their end (a space and ``#``), unless the whole line is an id."""
-    known = frozenset(samples.ids)
-    return [line if line in known else re.split(r"[ \t]#", line, maxsplit=1)[0].strip(_BLANKS) for line in lines]
+    all_ids = frozenset(samples.ids)
+    return [line if line in all_ids else re.split(r"[ \t]#", line, maxsplit=1)[0].strip(_BLANKS) for line in lines]
 
 
 def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:
@@ -75,9 +75,9 @@ def ids_of_persons(path: str | Path, persons: Sequence[str] | str, samples: Samp
     if unknown or not names:
         who = f"does not know {listing(map(repr, unknown))}" if unknown else "was asked for nobody"
         raise InputError(f"{path} {who}; it has {len(table)} persons: {listing(table, most=3)}")
-    known = None if samples is None else frozenset(samples.ids)
+    all_ids = None if samples is None else frozenset(samples.ids)
     for name in names:
-        absent = [] if known is None else [word for word in table[name.strip()] if word not in known]
+        absent = [] if all_ids is None else [word for word in table[name.strip()] if word not in all_ids]
         if absent:
             raise InputError(
                 f"{path} gives {name.strip()!r} ids that are not in the data: {listing(absent)}. Take these lines out if they "
@@ -100,7 +100,7 @@ def _read_persons(path: Path) -> dict[str, list[str]]:
             f"{path} must begin with a line that names the columns id and person once each, not {','.join(header)!r}."
         )
     at_id, at_person = (header.index(name) for name in _COLUMNS)
-    seen: dict[tuple[str, str], int] = {}
+    earlier: dict[tuple[str, str], int] = {}
     table: dict[str, list[str]] = {}
     for number, row in lines[1:]:
         if len(row) != len(header) or not row[at_id] or not row[at_person]:
@@ -108,9 +108,9 @@ def _read_persons(path: Path) -> dict[str, list[str]]:
                 f"{path}, line {number}: expected {','.join(header)} with neither id nor person empty, not {','.join(row)!r}."
             )
         entry = row[at_id], row[at_person]
-        if entry in seen:
-            raise InputError(f"{path}, line {number}: {','.join(entry)} is in line {seen[entry]} already; keep one of them.")
-        seen[entry] = number
+        if entry in earlier:
+            raise InputError(f"{path}, line {number}: {','.join(entry)} is in line {earlier[entry]} already; keep one of them.")
+        earlier[entry] = number
         table.setdefault(entry[1], []).append(entry[0])
     if not table:
         raise InputError(f"{path} has a header and no lines below it.")

@@ -113,8 +113,8 @@ def permanent_ids(dataset: Any) -> list[Any] | None:
     """Paths below the root of an image folder, the parent's ids for a Subset of it, None where only positions are known."""
     if isinstance(dataset, Subset):
         parent = permanent_ids(dataset.dataset)
-        known: Any = range(len(dataset.dataset)) if parent is None else parent  # type: ignore[arg-type]
-        return [known[int(index)] for index in dataset.indices]
+        ids: Any = range(len(dataset.dataset)) if parent is None else parent  # type: ignore[arg-type]
+        return [ids[int(index)] for index in dataset.indices]
     if is_table(dataset):
         if getattr(dataset, "_indices", None) is not None:
             warnings.warn(
@@ -156,10 +156,10 @@ def _classes(dataset: Any, label_column: str | None) -> Iterable[str] | None:
     if not is_table(dataset):
         names = getattr(dataset, "classes", None)
         return names if isinstance(names, Iterable) else None  # some keep their number there
-    wanted = LABEL_COLUMNS if label_column is None else (label_column,)
-    named = {key: kind.names for key, kind in (dataset.features or {}).items() if getattr(kind, "names", None)}
+    columns = LABEL_COLUMNS if label_column is None else (label_column,)
+    labels = {key: kind.names for key, kind in (dataset.features or {}).items() if getattr(kind, "names", None)}
     # A transform may rename the column, so that a single ClassLabel counts under any name.
-    return next((named[key] for key in wanted if key in named), next(iter(named.values())) if len(named) == 1 else None)
+    return next((labels[key] for key in columns if key in labels), next(iter(labels.values())) if len(labels) == 1 else None)
 
 
 def _pair(item: Any, index: int, reading: Reading) -> tuple[Tensor, int]:

@@ -73,11 +73,11 @@ class _Arrays:
             if version not in _HEADERS:
                 raise ValueError(f"{name} is written in version {version} of the .npy format")
             shape, _, dtype = _HEADERS[version](stream)
-            size, stored = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+            size, available = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         if dtype.hasobject:
             raise ValueError(f"{name} holds Python objects, which are never unpickled")
-        if min(shape, default=0) < 0 or size != stored:
-            raise ValueError(f"{name} says it is {dtype} {shape}, {size} bytes, and has {stored}")
+        if min(shape, default=0) < 0 or size != available:
+            raise ValueError(f"{name} says it is {dtype} {shape}, {size} bytes, and has {available}")
         self._refuse_bomb(name, size, packed=member.compress_size)
         with self._archive.open(member) as stream:
             array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -111,12 +111,12 @@ def _catalog(path: Path, arrays: _Arrays, split: str | None) -> Catalog:
 
 def _refuse_unread_ids(path: Path, names: list[str], suffix: str) -> None:
     """Ids under another name would be passed over, and a request would forget other samples than it names."""
-    wanted = f"id{suffix}"
+    array = f"id{suffix}"
     likely = {f"{stem}{end}" for stem in ("ids", "sample_id", "sample_ids", "image_id", "image_ids") for end in {"", suffix}}
-    unread = sorted((likely | {"id"}) & set(names) - {wanted})
-    if unread and wanted not in names:
+    others = sorted((likely | {"id"}) & set(names) - {array})
+    if others and array not in names:
         raise InputError(
-            f"{path} has {listing(unread)}, which looks like ids and is not read: call the array {wanted}, or leave it out (ids "
+            f"{path} has {listing(others)}, which looks like ids and is not read: call the array {array}, or leave it out (ids "
             "are then 0, 1, …)"
         )
 
@@ -126,10 +126,10 @@ def _suffix(path: Path, names: list[str], split: str | None) -> str:
     for suffix in suffixes:
         if f"x{suffix}" in names:
             return suffix
-    wanted = " or ".join(f"x{suffix}" for suffix in suffixes)
+    array = " or ".join(f"x{suffix}" for suffix in suffixes)
     if split and "x" in names:
         raise InputError(f"{path} has one set of arrays, x and y, and no split {split!r}: leave out @{split}")
-    raise InputError(f"{path} needs an array {wanted}; it has {listing(names) or 'none'}")
+    raise InputError(f"{path} needs an array {array}; it has {listing(names) or 'none'}")
 
 
 def _pixels(path: Path, array: npt.NDArray[Any], *, name: str) -> npt.NDArray[np.uint8]:

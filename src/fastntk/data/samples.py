@@ -56,11 +56,11 @@ class Samples:
                 f"inputs must be a model-ready tensor (n, ...), not {description}; see torch.from_numpy, torch.stack"
             )
         names = class_names(classes)
-        known = sample_ids(ids, count=len(inputs))
+        all_ids = sample_ids(ids, count=len(inputs))
         targets = label_tensor(labels, count=len(inputs))
-        _check_labels(targets, known, names)
+        _check_labels(targets, all_ids, names)
         largest = int(targets.max()) + 1 if len(targets) else 0
-        self._store(inputs, targets, ids=known, classes=names, num_classes=largest if names is None else len(names))
+        self._store(inputs, targets, ids=all_ids, classes=names, num_classes=largest if names is None else len(names))
 
     def _store(
         self,
@@ -122,20 +122,20 @@ class Samples:
 
     def subset(self, indices: Tensor | Sequence[int]) -> Samples:
         """Return the samples at these positions, in that order, with their ids and all class names."""
-        chosen = torch.as_tensor(indices)
-        if chosen.numel() == 0:
-            chosen = chosen.to(torch.int64).reshape(0)
-        if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point():
-            raise InputError(f"subset takes positions (k,) of integers, not {chosen.dtype} {tuple(chosen.shape)}")
-        chosen = chosen.to(torch.int64)
-        positions: list[int] = chosen.tolist()
+        rows = torch.as_tensor(indices)
+        if rows.numel() == 0:
+            rows = rows.to(torch.int64).reshape(0)
+        if rows.ndim != 1 or rows.dtype == torch.bool or rows.is_floating_point():
+            raise InputError(f"subset takes positions (k,) of integers, not {rows.dtype} {tuple(rows.shape)}")
+        rows = rows.to(torch.int64)
+        positions: list[int] = rows.tolist()
         outside = [position for position in positions if not 0 <= position < len(self)]
         if outside:
             raise InputError(f"positions outside 0…{len(self) - 1}: {listing(outside)}")
         part = object.__new__(Samples)
         part._store(
-            self.inputs[chosen.to(self.inputs.device)],
-            self.labels[chosen.to(self.labels.device)],
+            self.inputs[rows.to(self.inputs.device)],
+            self.labels[rows.to(self.labels.device)],
             ids=tuple(self.ids[position] for position in positions),
             classes=self.classes,
             num_classes=self.num_classes,
@@ -147,8 +147,8 @@ class Samples:
         """Return the same samples, of a problem with this many classes: some of them may have no sample (any more)."""
         largest = int(self.labels.max()) + 1 if len(self) else 0
         if num_classes < largest or (self.classes is not None and num_classes != len(self.classes)):
-            named = "" if self.classes is None else f" and {len(self.classes)} class names are given"
-            raise InputError(f"labels go up to {largest - 1}{named}: that is not {num_classes} classes")
+            remark = "" if self.classes is None else f" and {len(self.classes)} class names are given"
+            raise InputError(f"labels go up to {largest - 1}{remark}: that is not {num_classes} classes")
         part = object.__new__(Samples)
         part._store(self.inputs, self.labels, ids=self.ids, classes=self.classes, num_classes=num_classes)
         return part
@@ -174,11 +174,11 @@ class Samples:
 
         Computed once, and again only where torch saw a tensor written to; writes through a shared numpy array go unseen.
         """
-        known: tuple[tuple[int, int], str] | None = self.__dict__.get("_digest")
-        if known is None or known[0] != self.version:
-            known = self.version, self._computed_digest()
-            object.__setattr__(self, "_digest", known)
-        return known[1]
+        memo: tuple[tuple[int, int], str] | None = self.__dict__.get("_digest")
+        if memo is None or memo[0] != self.version:
+            memo = self.version, self._computed_digest()
+            object.__setattr__(self, "_digest", memo)
+        return memo[1]
 
     def _computed_digest(self) -> str:
         sha = hashlib.sha256()
@@ -268,8 +268,8 @@ def _check_labels(labels: Tensor, ids: tuple[str, ...], classes: tuple[str, ...]
     if bool(bad.any()):
         where = listing(ids[position] for position in bad.nonzero().flatten().tolist())
         values = sorted(set(labels[bad].tolist()))
-        allowed = "0 or more" if classes is None else f"0…{len(classes) - 1} for the {len(classes)} classes"
-        raise InputError(f"labels must be {allowed}; found {listing(values)} at ids {where}")
+        label_range = "0 or more" if classes is None else f"0…{len(classes) - 1} for the {len(classes)} classes"
+        raise InputError(f"labels must be {label_range}; found {listing(values)} at ids {where}")
 
 
 def _refuse_duplicates(ids: tuple[str, ...]) -> None:

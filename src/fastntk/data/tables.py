@@ -29,9 +29,9 @@ class Pictures:
         kinds = dict(table.features or {}).items()
         columns = {name: kind for name, kind in kinds if type(kind).__name__ == "Image" and getattr(kind, "decode", False)}
         for name, kind in columns.items():
-            stored = copy.copy(kind)
-            stored.decode = False
-            table = table.cast_column(name, stored)
+            feature = copy.copy(kind)
+            feature.decode = False
+            table = table.cast_column(name, feature)
         self._table = table
         self._modes = {name: getattr(kind, "mode", None) for name, kind in columns.items()}
 

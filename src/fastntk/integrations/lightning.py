@@ -30,10 +30,10 @@ def _bases() -> tuple[Any, ...]:
     """The class Callback of each package that is installed: a Trainer takes callbacks of its own package alone."""
     ensure_operators()
     packages = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-    found = [importlib.import_module(name) for top, name in packages.items() if importlib.util.find_spec(top) is not None]
-    if not found:
+    modules = [importlib.import_module(name) for top, name in packages.items() if importlib.util.find_spec(top) is not None]
+    if not modules:
         raise InputError("Lightning is not installed: pip install 'fastntk[lightning]'.")
-    return tuple(dict.fromkeys(module.Callback for module in found))
+    return tuple(dict.fromkeys(module.Callback for module in modules))
 
 
 def ids_and_targets(batch: Any) -> tuple[Any, Any]:

@@ -61,11 +61,11 @@ def bytes_of_routes(n_rows: int, d: int, *, itemsize: int = 8, rank: int = 0) ->
 
     ``itemsize`` is that of the dtype A is summed in, ``rank`` that of a matrix-free solve's sketch (0: none).
     """
-    summed = itemsize if itemsize < 8 else 0
+    extra = itemsize if itemsize < 8 else 0
     rank = min(rank, n_rows, d)
     sketch = SKETCH_COPIES * 8 * d * rank + SKETCH_CHUNK_BYTES if rank else CHUNK_BYTES
     return {
-        "primal": (8 + summed) * d * d + CHUNK_BYTES,
+        "primal": (8 + extra) * d * d + CHUNK_BYTES,
         "dual": 8 * n_rows * n_rows + 8 * (4 * d + 4 * n_rows) + CHUNK_BYTES // 2,
         "matrix-free": 8 * (8 * d + 4 * n_rows) + sketch,
     }
@@ -80,27 +80,27 @@ def choose(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, rank: 
     if n_rows < 1 or d < 1:
         raise InputError(f"a system needs rows and columns, not {n_rows} x {d}")
     rank = largest_sketch(n_rows, d, memory_budget, rank=rank)
-    needed = bytes_of_routes(n_rows, d, itemsize=itemsize, rank=rank)
+    memory = bytes_of_routes(n_rows, d, itemsize=itemsize, rank=rank)
     operations = {
         "primal": float(n_rows) * d * d + float(d) ** 3 / 3,
         "dual": float(n_rows) ** 2 * d + float(n_rows) ** 3 / 3,
         "matrix-free": 4.0 * n_rows * d,
     }
     size, budget = f"{n_rows} rows x {d} columns", byte_size(memory_budget)
-    direct = [route for route in ("primal", "dual") if needed[route] <= memory_budget]
+    direct = [route for route in ("primal", "dual") if memory[route] <= memory_budget]
     if direct:
         solver = min(direct, key=lambda route: operations[route])
-        reason = f"{size}: {solver} needs {byte_size(needed[solver])} of {budget}"
+        reason = f"{size}: {solver} needs {byte_size(memory[solver])} of {budget}"
         if len(direct) == 2:
             reason += " and fewer operations than " + ("dual" if solver == "primal" else "primal")
         iterative = TYPICAL_ITERATIONS * operations["matrix-free"]
-        if operations[solver] > PATIENCE * iterative and needed["matrix-free"] <= memory_budget:
+        if operations[solver] > PATIENCE * iterative and memory["matrix-free"] <= memory_budget:
             times = f"{operations[solver] / iterative:.0f} times the operations of {TYPICAL_ITERATIONS} iterations"
-            return Choice("matrix-free", f"{size}: {solver} fits {budget} but takes {times}", rank, needed, operations)
-        return Choice(solver, reason, 0, needed, operations)
-    if needed["matrix-free"] <= memory_budget:
-        sizes = f"neither primal ({byte_size(needed['primal'])}) nor dual ({byte_size(needed['dual'])})"
-        return Choice("matrix-free", f"{size}: {sizes} fits {budget}", rank, needed, operations)
+            return Choice("matrix-free", f"{size}: {solver} fits {budget} but takes {times}", rank, memory, operations)
+        return Choice(solver, reason, 0, memory, operations)
+    if memory["matrix-free"] <= memory_budget:
+        sizes = f"neither primal ({byte_size(memory['primal'])}) nor dual ({byte_size(memory['dual'])})"
+        return Choice("matrix-free", f"{size}: {sizes} fits {budget}", rank, memory, operations)
     raise BudgetError(refusal(n_rows, d, memory_budget, itemsize=itemsize))
 
 
@@ -113,9 +113,9 @@ def largest_sketch(n_rows: int, d: int, memory_budget: int, *, rank: int) -> int
 
 def refusal(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, solver: str | None = None) -> str:
     """Say what does not fit (the named solver, or all), by how much, and what would help."""
-    needed = bytes_of_routes(n_rows, d, itemsize=itemsize)
-    sizes = ", ".join(f"{route} {byte_size(needed[route])}" for route in ROUTES)
-    fits = [route for route in ROUTES if needed[route] <= memory_budget]
+    memory = bytes_of_routes(n_rows, d, itemsize=itemsize)
+    sizes = ", ".join(f"{route} {byte_size(memory[route])}" for route in ROUTES)
+    fits = [route for route in ROUTES if memory[route] <= memory_budget]
     if solver is not None and fits:
         return (
             f"solver {solver!r} for {n_rows} rows x {d} columns does not fit the memory budget of "
@@ -123,6 +123,6 @@ def refusal(n_rows: int, d: int, memory_budget: int, *, itemsize: int = 8, solve
         )
     return (
         f"no solver for {n_rows} rows x {d} columns fits the memory budget of {byte_size(memory_budget)}: {sizes}. "
-        f"Allow at least {byte_size(min(needed.values()))}, tune fewer parameters (a smaller subset), "
+        f"Allow at least {byte_size(min(memory.values()))}, tune fewer parameters (a smaller subset), "
         "or use fewer samples or output probes"
     )

@@ -53,8 +53,8 @@ class Intact:
     def multiply(self, x: np.ndarray) -> np.ndarray:
         """Multiply the original matrix by x (d, k)."""
         product = blas.dsymm(1.0, self.fortran, np.asfortranarray(x), side=0, lower=1)
-        spoiled = self.diagonal.numpy() - self.fortran.diagonal()
-        return np.asarray(product + spoiled[:, None] * x)
+        correction = self.diagonal.numpy() - self.fortran.diagonal()
+        return np.asarray(product + correction[:, None] * x)
 
     def restore(self) -> Tensor:
         """Return the original matrix, in place."""
@@ -114,8 +114,8 @@ class CholeskyFactor:
         )
 
     def _apply(self, b: np.ndarray) -> np.ndarray:
-        scaled = np.asfortranarray(self.scale[:, None] * b)
-        x, _ = lapack.dpotrs(self.intact.fortran, scaled, lower=0, overwrite_b=1)
+        rhs = np.asfortranarray(self.scale[:, None] * b)
+        x, _ = lapack.dpotrs(self.intact.fortran, rhs, lower=0, overwrite_b=1)
         return np.asarray(self.scale[:, None] * x)
 
     def _product(self, x: np.ndarray) -> np.ndarray:
@@ -257,12 +257,12 @@ def not_finite() -> str:
 
 
 def _eigen_message(of_gram: np.ndarray, resolved: np.ndarray, noise: float) -> str:
-    dropped = int((~resolved).sum())
+    small = int((~resolved).sum())
     negative = int((of_gram < 0).sum())
     parts = [f"solved by eigendecomposition ({negative} negative eigenvalues of A taken as 0)"]
-    if dropped:
+    if small:
         parts.append(
-            f"{dropped} of {resolved.size} directions lie below the rounding level {noise:.1e} and were left out "
+            f"{small} of {resolved.size} directions lie below the rounding level {noise:.1e} and were left out "
             "(minimum-norm solution); raise the damping to include them"
         )
     return "; ".join(parts)

@@ -144,8 +144,8 @@ class HeadRows:
         on_body, on_head = self._split(vectors.to(self._body.device, dtype))
         sums = self._zeros(vectors.shape[1], v.dtype)
         for part, body, head in self.chunks(dtype, budget=VECTOR_CHUNK, columns=vectors.shape[1]):
-            moved = _forward(body, head, on_body, on_head)
-            _add_adjoint_(sums, body, head, moved if weigh is None else weigh(part, moved))
+            outputs = _forward(body, head, on_body, on_head)
+            _add_adjoint_(sums, body, head, outputs if weigh is None else weigh(part, outputs))
         out = self._join(*sums).to(v.device)
         return out.squeeze(-1) if flat else out
 

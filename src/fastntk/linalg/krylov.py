@@ -114,7 +114,7 @@ def least_squares(
         v = operator.rmatvec(parts[:rows].view(n, classes)) + root * parts[rows:]
         return np.asarray((scale * v).numpy())
 
-    stacked = LinearOperator((rows + d, d), matvec=forward, rmatvec=backward, dtype=np.float64)
+    system = LinearOperator((rows + d, d), matvec=forward, rmatvec=backward, dtype=np.float64)
     target = torch.cat([t.reshape(-1), t.new_zeros(d)]).numpy()
     y, iterations, last, accuracy = np.zeros(d), 0, math.inf, tol
     for _ in range(ROUNDS):
@@ -125,6 +125,6 @@ def least_squares(
         if residual <= tol or iterations >= limit or not residual < last / 2:
             break
         last = residual
-        result = lsmr(stacked, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - iterations, x0=y)
+        result = lsmr(system, target, atol=accuracy, btol=0.0, conlim=0.0, maxiter=limit - iterations, x0=y)
         y, iterations, accuracy = result[0], iterations + int(result[2]), max(accuracy * 1e-3, 1e-16)
     return scale * torch.from_numpy(y), iterations

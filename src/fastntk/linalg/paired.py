@@ -99,18 +99,18 @@ def _primal(
     operator: SampledOperator, gram: Tensor, targets: Tensor, forget: Tensor, *, damping: float
 ) -> tuple[Solution, Solution]:
     """``gram`` is A_D, and is overwritten."""
-    forgotten = operator.subset(forget)
+    forget_rows = operator.subset(forget)
     if len(forget):
-        retained = forgotten.gram(torch.float64)
+        retained = forget_rows.gram(torch.float64)
         torch.sub(gram, retained, out=retained)  # no third matrix
     else:
         retained = gram.clone()
     factor = PrimalCholesky().factorise(gram, damping, overwrite=True)
     full = factor.solve(operator.rmatvec(targets)).checked()
     del factor
-    residual = targets[forget] - forgotten.matvec(full.value)
+    residual = targets[forget] - forget_rows.matvec(full.value)
     factor = PrimalCholesky().factorise(retained, damping, overwrite=True)
-    return full, factor.solve(-forgotten.rmatvec(residual)).checked()
+    return full, factor.solve(-forget_rows.rmatvec(residual)).checked()
 
 
 def _dual(operator: SampledOperator, targets: Tensor, retain: Tensor, *, damping: float) -> tuple[Solution, Solution]:
@@ -131,11 +131,11 @@ def _conjugate_gradients(
     operator: SampledOperator, targets: Tensor, forget: Tensor, retain: Tensor, *, damping: float, rank: int
 ) -> tuple[Solution, Solution]:
     operator, tolerance = _own_precision(operator)
-    forgotten = operator.subset(forget)
+    forget_rows = operator.subset(forget)
     method = MatrixFree(method="cg", rank=rank, tol=tolerance)
     full = method.solve(operator, targets, damping=damping).checked()
-    residual = targets[forget] - forgotten.matvec(full.value)
-    return full, method.solve_rhs(operator.subset(retain), -forgotten.rmatvec(residual), damping=damping).checked()
+    residual = targets[forget] - forget_rows.matvec(full.value)
+    return full, method.solve_rhs(operator.subset(retain), -forget_rows.rmatvec(residual), damping=damping).checked()
 
 
 def _own_precision(operator: SampledOperator) -> tuple[SampledOperator, float]:

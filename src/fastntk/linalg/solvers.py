@@ -75,11 +75,11 @@ def decide(
     """
     if solver not in SOLVERS:
         raise InputError(f"solver must be one of {listing(SOLVERS)}, not {solver!r}")
-    allowed = memory_allowed(budget)
+    limit = memory_allowed(budget)
     if solver == "auto":
-        choice = choose(n_rows, d, allowed, itemsize=itemsize, rank=rank)
+        choice = choose(n_rows, d, limit, itemsize=itemsize, rank=rank)
         return choice.solver, f"auto: {choice.reason}", choice.rank
-    needed = bytes_of_routes(n_rows, d, itemsize=itemsize)[ROUTE_OF.get(solver, solver)]
-    if budget is not None and needed + (8 * d * d if solver == "eigen" else 0) > budget:
+    peak = bytes_of_routes(n_rows, d, itemsize=itemsize)[ROUTE_OF.get(solver, solver)]
+    if budget is not None and peak + (8 * d * d if solver == "eigen" else 0) > budget:
         raise BudgetError(refusal(n_rows, d, budget, itemsize=itemsize, solver=solver))
-    return solver, "", largest_sketch(n_rows, d, allowed, rank=rank)
+    return solver, "", largest_sketch(n_rows, d, limit, rank=rank)

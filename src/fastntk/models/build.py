@@ -108,11 +108,11 @@ def _build_cifar(name: str, *, num_classes: int, weights: str | Path | None, ima
     source = KnownWeights()
     sha256 = None
     if weights is not None:
-        known = KNOWN.get((name, str(weights)))
-        path = known.fetch() if known else weights_file(weights, model=name, known=known_weights(name))
+        publication = KNOWN.get((name, str(weights)))
+        path = publication.fetch() if publication else weights_file(weights, model=name, known=known_weights(name))
         load_backbone(model, read_weights(path), heads=heads, source=str(path))
         sha256 = file_digest(path)
-        source = known or source
+        source = publication or source
     zero_head(model, heads=heads)
     spec = InputSpec(size=image_size or CIFAR_SIZE, mean=source.mean, std=source.std, source="statistics of the training images")
     notes = (source.note,) if source.note else ()

@@ -34,16 +34,16 @@ def build_hf(name: str, *, num_classes: int, weights: str | Path | None, image_s
     transformers = import_optional("transformers", extra="hf")
     with _quiet(transformers):
         config = _config(transformers, name, num_classes=num_classes)
-        wanted = _config_for(config, image_size=image_size, name=name)
+        target_config = _config_for(config, image_size=image_size, name=name)
         if weights is None:
-            model, notes = _create(transformers, wanted)
+            model, notes = _create(transformers, target_config)
             sha256 = None
         else:
             state, sha256 = _weights(name, weights)
             model, notes = _load(transformers, name, config=config, state=state)
         heads = _heads(model, name=name, num_classes=num_classes)
-        if weights is not None and _side(wanted) != _side(config):
-            model, more = _resized(transformers, model, config=wanted, heads=heads)
+        if weights is not None and _side(target_config) != _side(config):
+            model, more = _resized(transformers, model, config=target_config, heads=heads)
             notes += more
         zero_head(model, heads=heads)
         spec, more = _input_spec(transformers, name, model=model, config=config, image_size=image_size)
@@ -69,8 +69,8 @@ def _config(transformers: Any, name: str, *, num_classes: int) -> Any:
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         raise InputError(f"hf:{name} looks like a folder, but there is none: expected one saved by save_pretrained")
     try:
-        stored = transformers.PretrainedConfig.get_config_dict(_location(name))[0]
-        refuse_code(stored, where=f"the configuration of hf:{name}")
+        settings = transformers.PretrainedConfig.get_config_dict(_location(name))[0]
+        refuse_code(settings, where=f"the configuration of hf:{name}")
         config = transformers.AutoConfig.from_pretrained(_location(name), trust_remote_code=False)
     except InputError:
         raise
@@ -111,9 +111,9 @@ def _config_for(config: Any, *, image_size: int | None, name: str) -> Any:
             f"image_size={image_size} does not fit hf:{name}: its patches are {patch} pixels wide, so the size must "
             f"be a multiple of {patch}, such as {' or '.join(map(str, near))}"
         )
-    changed = copy.deepcopy(config)
-    changed.image_size = [image_size] * 2 if isinstance(config.image_size, list | tuple) else image_size
-    return changed
+    variant = copy.deepcopy(config)
+    variant.image_size = [image_size] * 2 if isinstance(config.image_size, list | tuple) else image_size
+    return variant
 
 
 def _create(transformers: Any, config: Any) -> tuple[nn.Module, tuple[str, ...]]:

@@ -19,8 +19,8 @@ HEAD_NAMES = ("fc", "linear", "classifier", "cls_classifier", "distillation_clas
 
 def head_names(model: nn.Module, heads: Iterable[nn.Module]) -> tuple[str, ...]:
     """Names, within the model, of the given modules."""
-    wanted = {id(head) for head in heads}
-    return tuple(name for name, module in model.named_modules() if id(module) in wanted)
+    head_ids = {id(head) for head in heads}
+    return tuple(name for name, module in model.named_modules() if id(module) in head_ids)
 
 
 def output_layers(modules: Iterable[nn.Module], *, num_classes: int) -> list[nn.Module]:

@@ -35,12 +35,12 @@ class InvertedResidual(nn.Module):
 
     def __init__(self, channels_in: int, channels_out: int, *, stride: int, expansion: int) -> None:
         super().__init__()
-        hidden = channels_in * expansion
+        hidden_dim = channels_in * expansion
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers.append(_conv_bn_relu(channels_in, hidden, kernel=1))
-        layers.append(_conv_bn_relu(hidden, hidden, kernel=3, stride=stride, groups=hidden))
-        layers.append(nn.Conv2d(hidden, channels_out, 1, bias=False))
+            layers.append(_conv_bn_relu(channels_in, hidden_dim, kernel=1))
+        layers.append(_conv_bn_relu(hidden_dim, hidden_dim, kernel=3, stride=stride, groups=hidden_dim))
+        layers.append(nn.Conv2d(hidden_dim, channels_out, 1, bias=False))
         layers.append(nn.BatchNorm2d(channels_out))
         self.conv = nn.Sequential(*layers)
         self.adds = stride == 1 and channels_in == channels_out

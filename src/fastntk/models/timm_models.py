@@ -113,15 +113,15 @@ def _adapted(model: nn.Module, tensors: Mapping[str, Tensor], *, source: str) ->
         return tensors, ()
     try:
         # Resampling half-precision positions would round twice.
-        adapted = adapt({name: value.float() for name, value in tensors.items()}, model)
+        state_dict = adapt({name: value.float() for name, value in tensors.items()}, model)
     except Exception as error:  # timm's filters index and reshape freely: any failure means the file does not fit
         raise InputError(f"{source} does not fit the model: timm could not adapt it ({error!r})") from error
     notes = tuple(
         f"timm resampled {name} from {tuple(tensors[name].shape)} to {tuple(value.shape)}"
-        for name, value in adapted.items()
+        for name, value in state_dict.items()
         if name in tensors and value.shape != tensors[name].shape
     )
-    return adapted, notes
+    return state_dict, notes
 
 
 def _input_spec(timm: Any, model: nn.Module, *, image_size: int | None) -> InputSpec:

@@ -108,10 +108,10 @@ def read_weights(path: Path, *, prefixes: Sequence[str] = PREFIXES) -> dict[str,
     wrong = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if wrong:
         raise InputError(f"{path} should map names to tensors, but these are not tensors: {listing(wrong)}")
-    named = {str(name): value for name, value in content.items() if str(name) != "n_averaged"}  # a count of AveragedModel
-    while prefix := next((each for each in prefixes if named and all(name.startswith(each) for name in named)), None):
-        named = {name.removeprefix(prefix): value for name, value in named.items()}
-    return named
+    tensors = {str(name): value for name, value in content.items() if str(name) != "n_averaged"}  # a count of AveragedModel
+    while prefix := next((each for each in prefixes if tensors and all(name.startswith(each) for name in tensors)), None):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
 
 
 def _read_safetensors(path: Path) -> object:

@@ -82,8 +82,8 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
     """
     recipe = run.recipe or Recipe()
     if run.samples is None:
-        known = uncalibrated(None, run.listed.inputs)
-        return replace(known, gemm32=_gemm_rate(torch.float32), dispatch=_dispatch_seconds())
+        calibration = uncalibrated(None, run.listed.inputs)
+        return replace(calibration, gemm32=_gemm_rate(torch.float32), dispatch=_dispatch_seconds())
     if engine is None:
         work = fast_copy(run)
         subset = run.subset.on(work)
@@ -91,7 +91,7 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
         work, subset = engine.model, engine.subset
     inputs = fast_layout(work, run.data.inputs[:chunk])
     speed = measure_speed(subset, run.data, recipe, batch=recipe.batch_size)
-    known = replace(
+    calibration = replace(
         uncalibrated(engine, inputs),
         forward=speed.forward,
         step=speed.step,
@@ -99,10 +99,10 @@ def calibrate(run: Run, engine: RowEngine | None, *, chunk: int) -> Calibration:
         dispatch=_dispatch_seconds(),
     )
     if engine is None:
-        return known
+        return calibration
     products = _product_rates(engine, count=len(run.data), batch=recipe.batch_size, dtype=engine.dtype)
     return replace(
-        known,
+        calibration,
         rows=seconds_of_rows(engine, inputs),
         gemm32=_gemm_rate(torch.float32),
         gemm64=_gemm_rate(torch.float64),

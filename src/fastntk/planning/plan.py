@@ -92,9 +92,9 @@ class Plan:
 
     def table(self) -> str:
         """Lines for people: routes, time, memory, disk, and what each method takes."""
-        taken = set(map(id, self.chosen.values()))
+        route_ids = set(map(id, self.chosen.values()))
         head = ("", "route", "time", "memory", "disk", "")
-        lines = [("->" if id(route) in taken else "", *route.cells(), route.why_not) for route in self.routes]
+        lines = [("->" if id(route) in route_ids else "", *route.cells(), route.why_not) for route in self.routes]
         if "retrain" not in {route.method for route in self.routes}:
             lines.append(("", "retrain", *(("?", "", "", "the run records no recipe") if self.retrain_seconds is None
                           else (duration(self.retrain_seconds), "", "", ""))))  # fmt: skip
@@ -104,10 +104,10 @@ class Plan:
     @property
     def verdict(self) -> str:
         """What follows: the cheapest route beside Retrain, or that there is nothing to compare with."""
-        compared = {name: route for name, route in self.chosen.items() if name not in ("retrain", "full")} or self.chosen
-        if not compared:
+        candidates = {name: route for name, route in self.chosen.items() if name not in ("retrain", "full")} or self.chosen
+        if not candidates:
             return "Nothing fits the budgets."
-        best = min(compared.values(), key=lambda route: route.seconds)
+        best = min(candidates.values(), key=lambda route: route.seconds)
         first = f"The first request takes about {duration(best.seconds)} ({best.name})"
         retrain = self.retrain_seconds
         if math.isnan(best.seconds):

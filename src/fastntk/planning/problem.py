@@ -244,13 +244,13 @@ class Problem:
         """A route on stored rows: ``seconds`` and ``memory`` are what comes on top of making and holding them."""
         s = self.sizes
         making = 0 if self.ready else s.chunk * (self.speed.row_bytes + s.body_row_bytes)
-        held = s.stored if place == "memory" and not self.ready else 0
+        row_memory = s.stored if place == "memory" and not self.ready else 0
         return Route(
             method=self.method,
             rows=place,
             solver=solver,
             seconds=self.linearising_seconds + seconds + self.checking_seconds + self.fixed_seconds,
-            memory=s.input_copy + held + max(making, memory, CHUNK_BYTES),
+            memory=s.input_copy + row_memory + max(making, memory, CHUNK_BYTES),
             disk=max(0, s.stored - self.on_disk) if place == "disk" and not self.ready else 0,
             settings=settings,
         )
@@ -260,8 +260,8 @@ class Problem:
         s = self.sizes
         steps = math.ceil(max(count, 1) / batch)
         seconds = count * self.speed.step + steps * 200 * self.speed.dispatch + extra_seconds + self.fixed_seconds
-        held = s.input_copy + s.weights + min(batch, s.samples) * self.speed.step_bytes
-        return Route(self.method, "none", note or "training passes", seconds, held, bounded=False)
+        memory = s.input_copy + s.weights + min(batch, s.samples) * self.speed.step_bytes
+        return Route(self.method, "none", note or "training passes", seconds, memory, bounded=False)
 
 
 def without_recipe(route: Route) -> Route:

@@ -75,11 +75,11 @@ def ensemble_remarks(attacks: Membership) -> tuple[str, ...]:
         return ()
     about = lira.ensemble
     by = "" if known(about.made_by) is None else f" by {clean(str(about.made_by))}"
-    varied = known(about.variation) or "seed-only"
-    differ = "their seeds" if varied == "seed-only" else "their seeds and forget sets"
-    made = (
-        f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}. It is {varied}: "
+    variant = known(about.variation) or "seed-only"
+    differ = "their seeds" if variant == "seed-only" else "their seeds and forget sets"
+    text = (
+        f"U-LiRA used an ensemble of {about.size} {about.kind} models, made{by} in {duration(about.seconds)}. It is {variant}: "
         f"the models differ by {differ}."
     )
     note = None if klom is None else known(klom.note)
-    return (made, f"KLoM: {clean(note)}") if note else (made,)
+    return (text, f"KLoM: {clean(note)}") if note else (text,)

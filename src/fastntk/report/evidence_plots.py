@@ -76,9 +76,9 @@ def roc_curves(attack: Mapping[str, Attack], *, name: str, title: str) -> Plot:
 
 def distance_bars(rows: Sequence[tuple[str, str, float]], *, name: str, title: str) -> Plot:
     """One distance between pairs of models, one bar a pair of (label, model, value)."""
-    labelled = [(label, model, value, figure(value)) for label, model, value in rows]
-    words = f"{title}: " + join([f"{label} {text}" for label, _, _, text in labelled]) + "."
-    return bars(labelled, name=name, title=title, words=words)
+    entries = [(label, model, value, figure(value)) for label, model, value in rows]
+    words = f"{title}: " + join([f"{label} {text}" for label, _, _, text in entries]) + "."
+    return bars(entries, name=name, title=title, words=words)
 
 
 def cost_bars(seconds: float, retrain: float, *, name: str, title: str) -> Plot:

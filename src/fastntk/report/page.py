@@ -32,8 +32,8 @@ def render(record: AuditRecord | Mapping[str, Any], *, thumbnails: Sequence[byte
     holds the pictures that were to be forgotten, and says so on top. A verdict that does not follow from the figures is shown as
     such, in red.
     """
-    checked = check_record(record)
-    return _environment().get_template("page.html").render(_context(checked, record_digest(record), thumbnails))
+    audit_record = check_record(record)
+    return _environment().get_template("page.html").render(_context(audit_record, record_digest(record), thumbnails))
 
 
 def write_report(

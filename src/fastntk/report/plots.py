@@ -145,9 +145,9 @@ def _marks(edges: Sequence[float | None]) -> list[int]:
 
 def _even(edges: Sequence[float | None]) -> list[float] | None:
     """The edges where they are evenly spaced, else None."""
-    known = [float(edge) for edge in edges if edge is not None]
-    widths = [high - low for low, high in itertools.pairwise(known)]
-    return known if len(known) == len(edges) and widths and max(widths) - min(widths) < 1e-3 * max(widths) else None
+    numbers = [float(edge) for edge in edges if edge is not None]
+    widths = [high - low for low, high in itertools.pairwise(numbers)]
+    return numbers if len(numbers) == len(edges) and widths and max(widths) - min(widths) < 1e-3 * max(widths) else None
 
 
 def _edge(value: float | None) -> str:

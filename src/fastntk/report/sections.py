@@ -70,10 +70,10 @@ def accuracy(record: AuditRecord) -> Section:
     """Accuracy before, after and of Retrain, on each set of samples; mean losses."""
     groups = {group: dict(figures.items()) for group, figures in record.accuracy.items()}
     # Over all classes the figure falls with the forgotten ones, which is no damage: the kept ones where they are known.
-    unseen = "holdout_kept_classes" if "holdout_kept_classes" in groups else "holdout"
+    holdout_group = "holdout_kept_classes" if "holdout_kept_classes" in groups else "holdout"
     plots = [
         accuracy_bars(groups[group], name=f"accuracy-{group}", title=group_name(group).capitalize())
-        for group in ("forget", "retain", unseen)
+        for group in ("forget", "retain", holdout_group)
     ]
     rows = {
         group_name(key).capitalize(): {m: percent(v, 2) for m, v in groups[key].items()} for key in GROUP_NAMES if key in groups
@@ -168,14 +168,14 @@ def distances(record: AuditRecord) -> Section:
 
 def probes(record: AuditRecord) -> Section:
     """What a fresh linear classifier finds in each model’s features."""
-    probed = known(record.probes)
-    if probed is None:
+    probe_record = known(record.probes)
+    if probe_record is None:
         return Section(missing=(("Linear probes", f"{AUDIT} --probes"),))
     groups = [group for group in GROUP_NAMES if group in SETS]
     tables = []
     for heads, caption in (
-        (probed.linear_probe, "Linear probe: a new head on each model’s features"),
-        (probed.own_head, "The model’s own head"),
+        (probe_record.linear_probe, "Linear probe: a new head on each model’s features"),
+        (probe_record.own_head, "The model’s own head"),
     ):
         figures = {} if heads is None else dict(heads.items())
         if figures:
@@ -183,26 +183,26 @@ def probes(record: AuditRecord) -> Section:
                 (model_name(model), *(percent(getattr(each, group), 1) for group in groups)) for model, each in figures.items()
             )
             tables.append(Table(caption, ("Model", *(SHORT_NAMES[group] for group in groups)), rows))
-    return Section(tables=tuple(tables), remarks=(probed.note,) if probed.note else ())
+    return Section(tables=tuple(tables), remarks=(probe_record.note,) if probe_record.note else ())
 
 
 def cost(record: AuditRecord) -> Section:
     """Time and memory, against Retrain's."""
-    spent = record.cost
-    retrain = spent.retrain_seconds
-    plots = () if retrain is None else (cost_bars(spent.seconds, retrain, name="cost", title="Wall time"),)
+    costs = record.cost
+    retrain = costs.retrain_seconds
+    plots = () if retrain is None else (cost_bars(costs.seconds, retrain, name="cost", title="Wall time"),)
     remarks: tuple[str, ...] = ()
-    if spent.ratio_to_retrain is not None:
-        before = ", not counting the Jacobian rows, which were made before" if known(spent.rows_made_before) else ""
-        remarks = (f"Unlearning took {figure(spent.ratio_to_retrain, 2)} times as long as Retrain{before}.",)
-    rows = [("Unlearning", duration(spent.seconds))]
+    if costs.ratio_to_retrain is not None:
+        before = ", not counting the Jacobian rows, which were made before" if known(costs.rows_made_before) else ""
+        remarks = (f"Unlearning took {figure(costs.ratio_to_retrain, 2)} times as long as Retrain{before}.",)
+    rows = [("Unlearning", duration(costs.seconds))]
     rows += [
         (f"of that, {plain(name)}", duration(seconds))
-        for name, seconds in spent.stages.items()
+        for name, seconds in costs.stages.items()
         if name != "total" and isinstance(seconds, int | float) and not isinstance(seconds, bool)
     ]
     rows += [("Retrain", duration(retrain))]
-    rows += [("This audit", duration(spent.audit_seconds)), ("Most memory in use", size(spent.peak_memory_bytes))]
+    rows += [("This audit", duration(costs.audit_seconds)), ("Most memory in use", size(costs.peak_memory_bytes))]
     table = Table("Time and memory", ("Step", "Cost"), tuple(row for row in rows if row[1] != NONE))
     return Section(plots, (table,), remarks, () if retrain is not None else (without_retrain(record),))
 

@@ -39,18 +39,18 @@ def tiles(record: AuditRecord) -> list[Fact]:
     request, accuracy = record.request, record.accuracy
     total = request.forget + request.retain
     facts = [Fact("Asked to forget", samples(request.forget), f"of {whole(total)}{_classes(request, ': class ')}")]
-    kept = known(accuracy.holdout_kept_classes)
+    of_kept = known(accuracy.holdout_kept_classes)
     # Over all classes the figure falls with the forgotten ones, which is no damage.
-    unseen = (accuracy.holdout, "Never seen, classified correctly")
-    if kept is not None:
-        unseen = (kept, "Never seen, of the kept classes, classified correctly")
-    for figures, name in ((accuracy.forget, "Forgotten, classified correctly"), unseen):
+    holdout = (accuracy.holdout, "Never seen, classified correctly")
+    if of_kept is not None:
+        holdout = (of_kept, "Never seen, of the kept classes, classified correctly")
+    for figures, name in ((accuracy.forget, "Forgotten, classified correctly"), holdout):
         facts.append(Fact(name, percent(figures.unlearned), _beside({m: percent(v) for m, v in figures.items()})))
     relearning = {model: epochs(figures) for model, figures in record.relearn.items()}
     facts.append(Fact("Epochs to relearn them", relearning["unlearned"].capitalize(), _beside(relearning)))
     if record.requirements:
-        passed = sum(each.passed for each in record.requirements)
-        facts.append(Fact("Requirements passed", f"{passed} of {len(record.requirements)}", "stated for this audit"))
+        pass_count = sum(each.passed for each in record.requirements)
+        facts.append(Fact("Requirements passed", f"{pass_count} of {len(record.requirements)}", "stated for this audit"))
     return facts
 
 
@@ -118,11 +118,11 @@ def _checks(details: JsonObject) -> list[Fact]:
     validity = details.get("validity")
     if isinstance(validity, Mapping) and validity.get("verdict"):
         facts.append(Fact("The method’s own check", value(validity["verdict"]), value(validity.get("reasons") or [])))
-    left = details.get("left")
-    if isinstance(left, Sequence) and not isinstance(left, str):
-        moved = f"{len(details.get('moved') or [])} tensors moved"
-        rest = f"{len(left)} were left where the forgotten samples helped to put them" if left else "none was left"
-        facts.append(Fact("Tuned parameters", f"{moved}, {rest}", value(list(left[:4]) + (["…"] if len(left) > 4 else []))))
+    names = details.get("left")
+    if isinstance(names, Sequence) and not isinstance(names, str):
+        start = f"{len(details.get('moved') or [])} tensors moved"
+        rest = f"{len(names)} were left where the forgotten samples helped to put them" if names else "none was left"
+        facts.append(Fact("Tuned parameters", f"{start}, {rest}", value(list(names[:4]) + (["…"] if len(names) > 4 else []))))
     outside = details.get("outside_subset")
     if isinstance(outside, Mapping) and outside.get("message"):
         facts.append(Fact("All other weights", value(outside["message"])))

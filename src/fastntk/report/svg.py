@@ -130,9 +130,9 @@ def _plain_names(root: ElementTree.Element) -> None:
 def _own_ids(root: ElementTree.Element, name: str) -> None:
     """Prefix the ids that something refers to; drop the others."""
     markup = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', markup))
-    referred = {first or second for first, second in used}
-    short = {old: f"{name}-{number}" for number, old in enumerate(dict.fromkeys(_ids(root))) if old in referred}
+    references = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', markup))
+    targets = {first or second for first, second in references}
+    short = {old: f"{name}-{number}" for number, old in enumerate(dict.fromkeys(_ids(root))) if old in targets}
     for element in root.iter():
         if "id" in element.attrib:
             old = element.attrib.pop("id")

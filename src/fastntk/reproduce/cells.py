@@ -236,8 +236,8 @@ def _real() -> tuple[Cell, ...]:
     ):
         places = [(model, size) for model in models for size in sizes]
         for place, (model, (classes, images)) in enumerate(places):
-            setting, probed = _imagenet_r(model, classes, images), PROBED if table == "table3" else ()
-            cells.append(Cell(table, place, model, VITS[model], setting, classes, real=True, probed=probed))
+            setting, probe_labels = _imagenet_r(model, classes, images), PROBED if table == "table3" else ()
+            cells.append(Cell(table, place, model, VITS[model], setting, classes, real=True, probed=probe_labels))
     places4 = [(model, images) for model in ("vit_small", "vit_base") for images in (100, 200, 500)]
     for place, (model, images) in enumerate(places4):
         cells.append(Cell("table4", place, model, VITS[model], _cifar_vit(model, images), 10, real=True))

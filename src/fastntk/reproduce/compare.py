@@ -128,11 +128,11 @@ def _entries(cell: Cell, published: paper.PublishedTable, folder: Path) -> Itera
         records = read_records(cell.setting.seeds, cell.request, row, folder=folder)
         theirs = {m.key: _published(published, m, row.label, cell.column) for m in (*ACCURACIES, RELEARN, *OWN)}
         ours = {m.key: _mean([_percent(accuracy(record, m.key)) for record in records]) for m in ACCURACIES}
-        recovered = Figure.of(distance(record, "same_seed", "recovered") for record in records).mean
-        known = [record for record in records if accuracy(record, "retain") is not None]
-        ours |= {RELEARN.key: _relearned(known), COST.key: _mean([cost_ratio(record, "with_rows") for record in known])}
-        ours |= {m.key: _mean([_multiple(record, m.key.partition(".")[2]) for record in known]) for m in DISTANCES}
-        yield Entry(row.label, len(known), len(cell.setting.seeds), ours, theirs, recovered)
+        recovery = Figure.of(distance(record, "same_seed", "recovered") for record in records).mean
+        audits = [record for record in records if accuracy(record, "retain") is not None]
+        ours |= {RELEARN.key: _relearned(audits), COST.key: _mean([cost_ratio(record, "with_rows") for record in audits])}
+        ours |= {m.key: _mean([_multiple(record, m.key.partition(".")[2]) for record in audits]) for m in DISTANCES}
+        yield Entry(row.label, len(audits), len(cell.setting.seeds), ours, theirs, recovery)
 
 
 UNTRAINED_MODELS = {"pre-trained": "pretrained", "random-init": "random"}
@@ -164,10 +164,10 @@ def _multiple(record: Record, place: str) -> float | None:
 
 def _relearned(records: Sequence[Record]) -> Ours | None:
     """A censored run counts as the cap: the mean is then a lower bound, and is shown as one."""
-    known = [epochs for record in records if (epochs := relearning(record)) is not None]
-    if not known:
+    times = [epochs for record in records if (epochs := relearning(record)) is not None]
+    if not times:
         return None
-    return Ours(Figure.of(entry.epochs for entry in known), sum(entry.censored for entry in known), known[0].cap)
+    return Ours(Figure.of(entry.epochs for entry in times), sum(entry.censored for entry in times), times[0].cap)
 
 
 def _probed(records: Sequence[Record], model: str, kind: str, where: str) -> Ours | None:

@@ -52,10 +52,10 @@ def commit(package: Path = PACKAGE) -> str | None:
     if package.parent.name != "src" or not (root / ".git").exists():
         return None
     try:
-        head, changed = (_git(root, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "src")))
+        head, status = (_git(root, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "src")))
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + (CHANGES if changed else "")
+    return head + (CHANGES if status else "")
 
 
 def short_commit(known: str | None) -> str | None:

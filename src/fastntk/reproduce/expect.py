@@ -78,29 +78,29 @@ def expected(cell: Cell, machine: Machine) -> Expected:
     """The whole cell: its fine-tunings, Retrains, methods and measurements, over its seeds."""
     setting = cell.setting
     size = CIFAR_SIZE if setting.tune == "norm+head" else VIT_SIZE
-    counted = count(setting.model, cell.classes, setting.tune, size)
-    forward = counted.flops / machine.speed
+    counts = count(setting.model, cell.classes, setting.tune, size)
+    forward = counts.flops / machine.speed
     images, classes = costs.images(setting), cell.classes
     sizes = Sizes(
         samples=images,
         retain=images - images // classes,
         classes=classes,
-        parameters=counted.tuned,
-        body=counted.tuned - classes * (counted.features + 1),
-        features=counted.features,
+        parameters=counts.tuned,
+        body=counts.tuned - classes * (counts.features + 1),
+        features=counts.features,
         itemsize=4,
         chunk=DEFAULT_CHUNK,
         input_copy=0,
-        weights=4 * counted.parameters,
+        weights=4 * counts.parameters,
     )
-    unlearning, memory = _unlearning(setting, sizes, _speed(machine, forward, classes, counted.live))
+    unlearning, memory = _unlearning(setting, sizes, _speed(machine, forward, classes, counts.live))
     training = 3 * forward * images * setting.recipe.epochs
     trainings = (len(setting.seeds) + len(setting.retrain_seeds)) * training
     relearning = len(setting.methods) * costs.RELEARNED * costs.EPOCHS_TO_RELEARN * 3 * forward * images / classes
-    batch = setting.recipe.batch_size * counted.live
+    batch = setting.recipe.batch_size * counts.live
     holdout = classes * setting.holdout_per_class if setting.holdout_per_class else CIFAR_TEST
     measuring = (len(setting.methods) + 2) * (images + holdout) * forward
-    data_bytes = (images + holdout) * 3 * size**2 * 4 + 4 * counted.parameters
+    data_bytes = (images + holdout) * 3 * size**2 * 4 + 4 * counts.parameters
     return Expected(
         seconds=trainings + len(setting.seeds) * (unlearning + relearning + measuring),
         memory=data_bytes + batch + memory,
@@ -173,6 +173,6 @@ def _unlearning(setting: Setting, sizes: Sizes, speed: Calibration) -> tuple[flo
         )
         route = first_fitting(method.cost(problem))
         assert route is not None
-        shared = problem.linearising_seconds if needs_rows(row.method) else 0.0
-        seconds, rows, memory = seconds + route.seconds - shared, max(rows, shared), max(memory, route.memory)
+        shared_seconds = problem.linearising_seconds if needs_rows(row.method) else 0.0
+        seconds, rows, memory = seconds + route.seconds - shared_seconds, max(rows, shared_seconds), max(memory, route.memory)
     return seconds + rows, memory

@@ -237,10 +237,10 @@ def has_vector(path: Path, *, keep_stale: bool = False) -> bool:
         return path.exists()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            known = json.loads((file.metadata() or {}).get("code", "null"))
+            code = json.loads((file.metadata() or {}).get("code", "null"))
     except (safetensors.SafetensorError, OSError, ValueError):
         return True  # reading it says what is wrong
-    return not changed_rooms(known, code_of(rooms=TRAINING))
+    return not changed_rooms(code, code_of(rooms=TRAINING))
 
 
 def read_vector(path: Path, *, identity: str) -> Trained:

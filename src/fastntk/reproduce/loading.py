@@ -57,9 +57,9 @@ def load_rest(catalog: Catalog, samples: Samples, *, spec: InputSpec, most: int 
     labels: list[int] = []
     for label, name in enumerate(samples.classes):
         of_class = np.flatnonzero(catalog.labels == catalog.names.index(name)).tolist()
-        left = [row for row in of_class if catalog.ids[row] not in trained_ids][:most]
-        rows += left
-        labels += [label] * len(left)
+        others = [row for row in of_class if catalog.ids[row] not in trained_ids][:most]
+        rows += others
+        labels += [label] * len(others)
     if not rows:
         raise InputError(f"{catalog.origin}: training takes every image of its classes; lower images_per_class.")
     return read_selection(catalog, Selection(np.array(rows), np.array(labels), samples.classes), spec)

@@ -79,8 +79,8 @@ def read_record(path: Path, *, schema: str | int = SCHEMA) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != schema:
         schema_found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise InputError(f"{path}: expected schema {schema}, found {schema_found}. Delete it and run again.")
-    stored = record.pop(SEAL, None)
-    if stored is not None and stored != json_digest(record):
+    seal = record.pop(SEAL, None)
+    if seal is not None and seal != json_digest(record):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. Delete it and run again.")
     try:
         if schema == SCHEMA:
@@ -94,10 +94,10 @@ def check_folder(folder: Path, digest: str) -> None:
     """Refuse a folder that another configuration made."""
     path = folder / SETTING_FILE
     if path.exists():
-        known = read_record(path)["digest"]
-        if known != digest:
+        earlier = read_record(path)["digest"]
+        if earlier != digest:
             raise InputError(
-                f"{folder} was made by another configuration ({known[:12]}…, now {digest[:12]}…; see {path.name} there). "
+                f"{folder} was made by another configuration ({earlier[:12]}…, now {digest[:12]}…; see {path.name} there). "
                 "Choose another --out, or move that folder away."
             )
     elif folder.is_dir() and any(folder.rglob("*.json")):
@@ -122,11 +122,11 @@ def reason_to_run(
     record = read_record(path, schema=schema)
     if record.get("digest") != digest(str(record.get("fastntk"))):
         return "made with another method, options or request"
-    changed = changed_rooms(record.get("code"), code)
-    if not changed or keep_stale:
+    rooms = changed_rooms(record.get("code"), code)
+    if not rooms or keep_stale:
         return None
     older = "made by an older state of the code, or with --keep-stale"
-    return f"made by other code ({', '.join(changed)})" if "code" in record else older
+    return f"made by other code ({', '.join(rooms)})" if "code" in record else older
 
 
 def jsonable(value: Any) -> Any:

@@ -38,8 +38,8 @@ class RetrainClock:
 
     def seconds(self, request: Request, seed: int) -> dict[str, Any]:
         """What a Retrain takes now."""
-        when, timed = self.times.get(request.name, (float("-inf"), {}))
+        when, timing = self.times.get(request.name, (float("-inf"), {}))
         if time.perf_counter() - when > RENEW:
-            timed = timed_retrain(self.experiment, request, seed)
-            self.times[request.name] = time.perf_counter(), timed
-        return timed
+            timing = timed_retrain(self.experiment, request, seed)
+            self.times[request.name] = time.perf_counter(), timing
+        return timing

@@ -91,8 +91,8 @@ def _missing_records(setting: Setting, folder: Path, *, keep_stale: bool) -> Ite
                 target = folder / request.name / f"{row.slug}-seed{seed}.json"
                 if seed not in setting.seeds_of(row):
                     continue
-                asked = partial(record_digest, setting, request, row, seed)
-                reason = reason_to_run(target, asked, code_of(row.method), keep_stale=keep_stale)
+                digest = partial(record_digest, setting, request, row, seed)
+                reason = reason_to_run(target, digest, code_of(row.method), keep_stale=keep_stale)
                 if reason is None:
                     continue
                 seconds = costs.record_seconds(setting, request, row)
@@ -122,7 +122,7 @@ def run_steps(
     from fastntk.reproduce.step_runner import StepRunner
 
     runner: StepRunner | None = None
-    started, spent = time.perf_counter(), 0.0
+    started, progress = time.perf_counter(), 0.0
     total = sum(step.seconds for step in steps)
     for number, step in enumerate(steps, 1):
         say(f"[{number}/{len(steps)}] {step.title} …")
@@ -131,7 +131,7 @@ def run_steps(
             runner = StepRunner(open_experiment(step.setting, shared=shared, work=work, keep_stale=keep_stale))
         step_started = time.perf_counter()
         runner.do(step)
-        spent += step.seconds
+        progress += step.seconds
         now = time.perf_counter()
-        left = (now - started) / max(spent, 1e-9) * (total - spent)
-        say(f"[{number}/{len(steps)}] {step.title}: {now - step_started:.1f} s; about {left / 60:.0f} min left")
+        remaining = (now - started) / max(progress, 1e-9) * (total - progress)
+        say(f"[{number}/{len(steps)}] {step.title}: {now - step_started:.1f} s; about {remaining / 60:.0f} min left")

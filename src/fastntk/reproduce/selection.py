@@ -70,8 +70,8 @@ def settings_of(cells: Sequence[Cell]) -> tuple[Setting, ...]:
     """The settings behind the cells, each once, with the rows that any of them shows."""
     settings: dict[str, Setting] = {}
     for cell in cells:
-        known = settings.get(cell.setting.name)
-        rows = (*known.methods, *cell.methods) if known else cell.methods
+        earlier = settings.get(cell.setting.name)
+        rows = (*earlier.methods, *cell.methods) if earlier else cell.methods
         settings[cell.setting.name] = replace(cell.setting, methods=tuple({row.label: row for row in rows}.values()))
     return tuple(settings.values())
 
@@ -91,8 +91,8 @@ def _matching(
 ) -> tuple[Cell, ...]:
     if wanted is None:
         return cells
-    known = list(dict.fromkeys(key(cell) for cell in cells))
-    _refuse_unknown(what, wanted, known)
+    values = list(dict.fromkeys(key(cell) for cell in cells))
+    _refuse_unknown(what, wanted, values)
     return tuple(cell for cell in cells if key(cell) in wanted)
 
 
@@ -100,9 +100,9 @@ def _labels(table: str, methods: Sequence[str] | None) -> tuple[str, ...] | None
     if methods is None:
         return None
     # A label may have commas in it, which the command line parts a list by: it is chosen by its name in files.
-    known = {slug(label): label for label in (PROBED if table == "table3" else [row.label for row in PAPER])}
-    _refuse_unknown("methods", methods, list(known))
-    return tuple(known[name] for name in methods)
+    label_by_slug = {slug(label): label for label in (PROBED if table == "table3" else [row.label for row in PAPER])}
+    _refuse_unknown("methods", methods, list(label_by_slug))
+    return tuple(label_by_slug[name] for name in methods)
 
 
 def _refuse_unknown(what: str, wanted: Iterable[str | int], known: Sequence[str | int]) -> None:

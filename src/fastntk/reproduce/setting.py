@@ -146,11 +146,11 @@ class Setting:
         recipe = self.recipe.to_dict()
         recipe.pop("seed")
         names = ("model", "weights", "image_size", "data", "only_classes", "images_per_class", "tune")
-        chosen = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         prompts = {"length": self.prompt_length, "blocks": self.prompt_blocks, "seed": self.prompt_seed}
         # Named only where it is used, so that settings from before it keep their digests.
         draw = {} if self.class_draw is None else {"class_draw": self.class_draw}
-        return chosen | draw | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
+        return values | draw | {"prompts": prompts if "prompts" in self.tune else None, "recipe": recipe}
 
     @property
     def training_digest(self) -> str:

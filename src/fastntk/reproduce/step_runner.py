@@ -98,11 +98,11 @@ class StepRunner:
 
     def reference_times(self, request: Request, seed: int, timings: dict[str, Any]) -> dict[str, Any]:
         """A method's times beside those of the fine-tuning and of Retrain, and their ratios."""
-        fitted, kept = self.experiment.fitted(seed), self.experiment.retrained(request, seed)
+        fitted, retrained = self.experiment.fitted(seed), self.experiment.retrained(request, seed)
         if not self.experiment.setting.timed:
-            return {"fit": cost(fitted), "retrain": cost(kept)} | timings | ratios(timings, cost(kept))
+            return {"fit": cost(fitted), "retrain": cost(retrained)} | timings | ratios(timings, cost(retrained))
         here = self.clock.seconds(request, seed)
-        return {"fit": cost(fitted), "retrain": cost(kept), "retrain_here": here} | timings | ratios(timings, here)
+        return {"fit": cost(fitted), "retrain": cost(retrained), "retrain_here": here} | timings | ratios(timings, here)
 
     def unlearned(self, run: Run, request: Request, row: MethodRow, retrain: Unlearned) -> tuple[Unlearned, dict[str, Any]]:
         """The method's result and its times; Retrain itself is the one that is kept."""
@@ -111,16 +111,16 @@ class StepRunner:
         if row.method == "retrain" and not row.options:
             return retrain, {"method": cost(self.experiment.retrained(request, seed)), "rows": None}
         options = seed_option(row, seed) | dict(row.options)
-        shared = self.linearised(run, str(options.get("at", "trained"))) if needs_rows(row.method) else None
-        if shared:  # what another method left there would come free of cost
-            shared[0].memo.clear()
+        shared_rows = self.linearised(run, str(options.get("at", "trained"))) if needs_rows(row.method) else None
+        if shared_rows:  # what another method left there would come free of cost
+            shared_rows[0].memo.clear()
         ids = request.ids(self.experiment.samples)
         cpu = time.process_time()
-        result = unlearn(run, ids=ids, method=row.method, linearisation=shared and shared[0], **options)
+        result = unlearn(run, ids=ids, method=row.method, linearisation=shared_rows and shared_rows[0], **options)
         cpu = time.process_time() - cpu
         return result, {
             "method": {"wall": result.seconds, "cpu": cpu, "stages": result.details["seconds"]},
-            "rows": shared and shared[1],
+            "rows": shared_rows and shared_rows[1],
             "peak_memory_bytes": result.details["peak_memory_bytes"],
         }
 
@@ -179,7 +179,7 @@ def describe_setting(path: Path, experiment: Experiment) -> None:
             raise InputError(f"{path.parent} was made from other data or pre-trained weights than those loaded now.")
         return
     setting = experiment.setting
-    loaded = {
+    inputs = {
         "identity": experiment.identity,
         "data_digest": experiment.samples.digest(),
         "holdout_digest": experiment.holdout.digest(),
@@ -189,5 +189,5 @@ def describe_setting(path: Path, experiment: Experiment) -> None:
         "tuned": experiment.subset.numel,
         "tuned_share": experiment.subset.ratio,
     }
-    described = {"setting": setting.name, "configuration": setting.configuration, "digest": setting.digest, "loaded": loaded}
-    write_record(path, {"schema": SCHEMA} | described)
+    description = {"setting": setting.name, "configuration": setting.configuration, "digest": setting.digest, "loaded": inputs}
+    write_record(path, {"schema": SCHEMA} | description)

@@ -28,10 +28,10 @@ class Figure:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Figure:
         """Over the values that are there."""
-        known = [value for value in values if value is not None]
-        if not known:
+        numbers = [value for value in values if value is not None]
+        if not numbers:
             return cls(None)
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+        return cls(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ def relearning(record: Record, model: str = "unlearned") -> Relearning | None:
     entry = _part(record, "relearn", model)
     if entry is None:
         return None
-    known = parse(entry, _Entry, what=f"audit.relearn.{model} of a record")
-    epochs = known["cap"] if known["censored"] else known["epochs"]
+    fields = parse(entry, _Entry, what=f"audit.relearn.{model} of a record")
+    epochs = fields["cap"] if fields["censored"] else fields["epochs"]
     if epochs is None:
         raise InputError(f"audit.relearn.{model} of a record: expected epochs, since it is not censored. Run it again.")
-    return Relearning(float(epochs), known["censored"], known["cap"])
+    return Relearning(float(epochs), fields["censored"], fields["cap"])
 
 
 def _number(record: Record, *names: str) -> float | None:

@@ -24,9 +24,9 @@ def names() -> list[str]:
 
 def load(name: str) -> dict[str, Any]:
     """The schema of that name as a dict; an unknown name is refused with those there are."""
-    known = names()
-    if name not in known:
-        raise InputError(f"There is no schema {name!r}: choose one of {listing(known, most=len(known))}.")
+    choices = names()
+    if name not in choices:
+        raise InputError(f"There is no schema {name!r}: choose one of {listing(choices, most=len(choices))}.")
     if name == AUDIT:
         from fastntk.auditing.record import schema
 

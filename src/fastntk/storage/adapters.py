@@ -51,7 +51,7 @@ def with_adapters(model: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     if facts["active"] not in facts["configs"]:
         raise InputError(f"The adapter {facts['active']!r} has no configuration; there are {listing(facts['configs'])}.")
     try:
-        configs = {name: peft.PeftConfig.from_peft_type(**stored) for name, stored in facts["configs"].items()}
+        configs = {name: peft.PeftConfig.from_peft_type(**config) for name, config in facts["configs"].items()}
         return _attached(model, facts, configs, peft)
     except Exception as error:  # whatever a configuration that was tampered with makes of a foreign library
         raise InputError(f"peft cannot attach the adapters that were saved: {error}") from error
@@ -99,8 +99,8 @@ def write_adapter(run: Run, folder: Path) -> str | None:
     name = active_adapter(run.model)
     # Embeddings are of text models: to look for them, peft would ask the hub.
     state = peft.get_peft_model_state_dict(run.model, adapter_name=name, save_embedding_layers=False)
-    held = {value.data_ptr() for value in state.values()}
-    missing = [each for each, parameter in run.subset.parameters.items() if parameter.data_ptr() not in held]
+    addresses = {value.data_ptr() for value in state.values()}
+    missing = [each for each, parameter in run.subset.parameters.items() if parameter.data_ptr() not in addresses]
     if missing:
         warnings.warn(
             f"no adapter in peft's format was saved beside the run, for it has no place for {listing(missing)}: list their "

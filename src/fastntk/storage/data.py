@@ -97,11 +97,11 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
         raise DataGoneError(
             "This run does not say where its data came from. Give it: --data SRC, in Python Run.load(folder, samples=...)."
         )
-    spec, chosen = card_from_dict(card).input, _chosen(source)
+    spec, selection = card_from_dict(card).input, _chosen(source)
     hide = hiding_key(source, key)
     if ids is None and not source.get("without"):
         try:
-            samples = load_source(source["data"], spec=spec, hide=hide, **chosen)
+            samples = load_source(source["data"], spec=spec, hide=hide, **selection)
         except InputError as error:
             raise InputError(f"The data of this run cannot be read: {_sentence(error)} {_MOVED}") from error
     else:
@@ -111,11 +111,11 @@ def source_samples(manifest: Mapping[str, Any], *, ids: Sequence[str] | None = N
             raise DataGoneError(f"The data of this run cannot be opened: {_sentence(error)} {_MOVED}") from error
         if data["classes"] is None:
             raise InputError("This run does not name its classes, so its samples cannot be found in the source again.")
-        wanted = _not_forgotten(catalog, source, data, key) if ids is None else ids
-        part, lacking = select_ids(catalog, wanted, data["classes"])
+        run_ids = _not_forgotten(catalog, source, data, key) if ids is None else ids
+        part, lacking = select_ids(catalog, run_ids, data["classes"])
         if lacking:
             raise DataGoneError(
-                f"{len(lacking):,} of the {len(wanted):,} samples of this run are not in {source['data']}: "
+                f"{len(lacking):,} of the {len(run_ids):,} samples of this run are not in {source['data']}: "
                 f"{listing(lacking, most=3)}. {_MOVED}"
             )
         samples = read_selection(catalog, part, spec)
@@ -139,10 +139,10 @@ def _not_forgotten(catalog: Catalog, source: Source, data: Mapping[str, Any], ke
     A selection of the first images of each class leaves its first ones that were not forgotten, whether the forgotten ones are
     still in the source or not: as many as ``per_class`` says; folders of older releases do not, and count the forgotten ones too.
     """
-    forgotten = [(_key_of(entry, key), frozenset(entry["ids"])) for entry in source["without"]]
+    requests = [(_key_of(entry, key), frozenset(entry["ids"])) for entry in source["without"]]
 
     def stays(row: int) -> bool:
-        return all(id_digest(catalog.ids[row], key=each) not in gone for each, gone in forgotten)
+        return all(id_digest(catalog.ids[row], key=each) not in digests for each, digests in requests)
 
     most, counts = source.get("images_per_class"), data.get("per_class")
     rows: list[int] = []

@@ -62,14 +62,14 @@ def stored_key(folder: Path, key: bytes | None) -> Iterator[None]:
     if key is None or key in earlier:
         yield
         return
-    made = [parent for parent in path.parents if not parent.exists()]
+    folders = [parent for parent in path.parents if not parent.exists()]
     _write(path, [*earlier, key])
     try:
         yield
     except BaseException:
         _write(path, earlier)
         with contextlib.suppress(OSError):
-            for parent in made:
+            for parent in folders:
                 parent.rmdir()
         raise
 

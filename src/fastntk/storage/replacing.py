@@ -21,19 +21,19 @@ def replaceable(kind: str) -> Replaceable:
 
     def check(folder: Path) -> tuple[str, ...]:
         manifest = read_manifest(folder, kinds=(kind,))
-        known = {MANIFEST, *manifest["files"]}
+        own_files = {MANIFEST, *manifest["files"]}
         going = [f"a {kind} of {manifest['created']}"]
         if manifest.get("trace") is not None:
-            known |= {f"{TRACE}/{name}" for name in trace_files(folder / TRACE)}
+            own_files |= {f"{TRACE}/{name}" for name in trace_files(folder / TRACE)}
             going.append("its trace")
         if manifest.get("adapter") is not None:
-            known |= {f"{ADAPTER}/{name}" for name in _ADAPTER_FILES}
+            own_files |= {f"{ADAPTER}/{name}" for name in _ADAPTER_FILES}
         for name, companion in ((AUDIT, check_audit), (REPORT, check_report)):
             if (folder / name).exists():
                 companion(folder / name)
-                known.add(name)
+                own_files.add(name)
                 going.append(f"its {name}")
-        strangers = [name for name in entries(folder) if name not in known]
+        strangers = [name for name in entries(folder) if name not in own_files]
         if strangers:
             raise InputError(f"it holds what its manifest does not list: {listing(strangers)}")
         return tuple(going)

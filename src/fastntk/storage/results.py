@@ -38,8 +38,8 @@ def save_result(result: Unlearned, folder: str | Path, *, overwrite: bool = Fals
 
     Its weights have the names of the run's model, so whatever loaded that one loads this one. Its trace goes with it.
     """
-    known = facts_of(result.retained, seen=False, key=result.key) | {"shape": data_facts(result.run)["shape"]}
-    after = dataclasses.replace(result.as_run(), data_facts=known)
+    facts = facts_of(result.retained, seen=False, key=result.key) | {"shape": data_facts(result.run)["shape"]}
+    after = dataclasses.replace(result.as_run(), data_facts=facts)
     return save_run(after, folder, overwrite=overwrite, kind=RESULT, extra=_extra(result))
 
 
@@ -57,16 +57,16 @@ def load_result(folder: str | Path, run: Run) -> Unlearned:
     if run.samples is not None:
         check_data(manifest, run.samples.subset(split.retain), key=key)
     loss = None if run.trace is None else run.trace.function
-    loaded = load_run(path, kinds=(RESULT,), model=working_copy(run), loss=loss)
+    unlearned_run = load_run(path, kinds=(RESULT,), model=working_copy(run), loss=loss)
     return Unlearned(
         run=run,
-        model=loaded.model,
-        delta=loaded.subset.get() - run.subset.get(),
+        model=unlearned_run.model,
+        delta=unlearned_run.subset.get() - run.subset.get(),
         method=extra["method"],
         split=split,
         seconds=extra["seconds"],
         details=manifest["extra"]["details"],
-        trace=loaded.trace,
+        trace=unlearned_run.trace,
         key=key or b"",
     )
 
@@ -106,15 +106,15 @@ def stored_split(folder: str | Path, run: Run) -> Split:
 
 
 def _split(run: Run, folder: Path, extra: ResultExtra) -> Split:
-    stored: Mapping[str, Any] = extra["origin"]
-    differs = [name for name, value in _origin(run).items() if not _same(stored[name], value)]
+    origin: Mapping[str, Any] = extra["origin"]
+    differs = [name for name, value in _origin(run).items() if not _same(origin[name], value)]
     if differs:
         raise InputError(f"{folder} was not made from this run: they differ in {', '.join(differs)}. Give its own run.")
-    wanted = set(extra["request"]["forgotten"])
+    digests = set(extra["request"]["forgotten"])
     key = _key(folder, extra["request"]) or extra["origin"]["data"] or run.listed.ids_digest()
-    ids = [name for name in run.listed.ids if id_digest(name, key=key) in wanted]
-    if len(ids) != len(wanted):
-        raise InputError(f"{len(wanted) - len(ids)} of the {len(wanted)} forgotten samples are not in the run's data.")
+    ids = [name for name in run.listed.ids if id_digest(name, key=key) in digests]
+    if len(ids) != len(digests):
+        raise InputError(f"{len(digests) - len(ids)} of the {len(digests)} forgotten samples are not in the run's data.")
     return ForgetRequest(ids=tuple(ids)).resolve(run.listed, allow_empty=True)
 
 

@@ -82,9 +82,9 @@ def save_run(
             "trace": None if trace is None else store_trace(trace, work, take=take_trace),
         }
 
-    allowed = replaceable(kind) if overwrite else None
+    check = replaceable(kind) if overwrite else None
     with stored_key(Path(folder), run.key):
-        return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), replaceable=allowed, fill=fill)
+        return write_bundle(Path(folder), parts, kind=kind, content=_content(run, extra), replaceable=check, fill=fill)
 
 
 def load_run(

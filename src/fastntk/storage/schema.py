@@ -165,24 +165,24 @@ class ResultExtra(TypedDict):
 
 def check_manifest(manifest: Any) -> None:
     """Refuse a manifest one of whose fields is missing or not what it should be, or that contradicts itself."""
-    typed = parse(manifest, Manifest, what="the manifest")
-    check_moment(typed["created"])
-    recipe = None if typed["recipe"] is None else Recipe.from_dict(typed["recipe"])
+    fields = parse(manifest, Manifest, what="the manifest")
+    check_moment(fields["created"])
+    recipe = None if fields["recipe"] is None else Recipe.from_dict(fields["recipe"])
     statistics = "unknown" if recipe is None else recipe.bn_stats
-    drawn = None if recipe is None else recipe.drawn_from
-    if drawn is not None and drawn < typed["data"]["count"]:
-        raise InputError(f"recipe.drawn_from: expected at least the {typed['data']['count']} samples of the data, found {drawn}")
-    if typed["bn_stats"] != statistics:
-        raise InputError(f"bn_stats: expected {statistics!r}, as the recipe says, found {typed['bn_stats']!r}")
-    if typed["model"]["card"] is not None:
-        card_from_dict(typed["model"]["card"])
-    names, count = typed["data"]["classes"], typed["data"]["num_classes"]
+    pool = None if recipe is None else recipe.drawn_from
+    if pool is not None and pool < fields["data"]["count"]:
+        raise InputError(f"recipe.drawn_from: expected at least the {fields['data']['count']} samples of the data, found {pool}")
+    if fields["bn_stats"] != statistics:
+        raise InputError(f"bn_stats: expected {statistics!r}, as the recipe says, found {fields['bn_stats']!r}")
+    if fields["model"]["card"] is not None:
+        card_from_dict(fields["model"]["card"])
+    names, count = fields["data"]["classes"], fields["data"]["num_classes"]
     if names is not None and len(names) != count:
         raise InputError(f"data.num_classes: expected {len(names)} for so many class names, found {count}")
-    each = typed["data"].get("per_class")
-    if each is not None and (len(each) != count or sum(each) != typed["data"]["count"]):
-        raise InputError(f"data.per_class: expected {count} numbers that add up to {typed['data']['count']}, found {each}")
-    if len(set(typed["subset"])) != len(typed["subset"]):
+    each = fields["data"].get("per_class")
+    if each is not None and (len(each) != count or sum(each) != fields["data"]["count"]):
+        raise InputError(f"data.per_class: expected {count} numbers that add up to {fields['data']['count']}, found {each}")
+    if len(set(fields["subset"])) != len(fields["subset"]):
         raise InputError("subset: a name occurs twice")
 
 

@@ -42,9 +42,9 @@ def blocks(engine: RowEngine) -> tuple[Block, ...]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in engine.order:  # so that groups, too, are in the order in which they are first met
         groups.setdefault(owners[name], []).append(name)
-    ordered = [_block(engine, _title(owner), names) for owner, names in reversed(groups.items())]
+    sequence = [_block(engine, _title(owner), names) for owner, names in reversed(groups.items())]
     unmet = set(engine.subset.names) - set(engine.head_names) - set(engine.order)
-    return (*ordered, *([_block(engine, UNUSED, unmet)] if unmet else []))
+    return (*sequence, *([_block(engine, UNUSED, unmet)] if unmet else []))
 
 
 def truncated(engine: RowEngine, k: int) -> RowEngine:
@@ -73,7 +73,7 @@ def _owners(model: nn.Module) -> dict[str, tuple[str, ...]]:
     owners: dict[str, dict[str, None]] = {name: {} for name in names.values()}
     for alias, parameter in aliases.items():
         owners[names[id(parameter)]][_owner(places[alias], layers)] = None
-    return {name: tuple(found) for name, found in owners.items()}
+    return {name: tuple(paths) for name, paths in owners.items()}
 
 
 def _adapted(parameter: str, adapted: tuple[str, ...]) -> str:
@@ -91,9 +91,9 @@ def _owner(parameter: str, layers: set[str]) -> str:
     module = parameter.rpartition(".")[0]
     parts = module.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]  # from the outside in
-    numbered = [path for path in around if path.rpartition(".")[2].isdigit()]
-    large = [path for path in numbered if sum(f"{layer}.".startswith(f"{path}.") for layer in layers) >= LAYERS_OF_A_BLOCK]
-    return large[-1] if large else numbered[0] if numbered else module or parameter
+    candidates = [path for path in around if path.rpartition(".")[2].isdigit()]
+    large = [path for path in candidates if sum(f"{layer}.".startswith(f"{path}.") for layer in layers) >= LAYERS_OF_A_BLOCK]
+    return large[-1] if large else candidates[0] if candidates else module or parameter
 
 
 def _title(owner: tuple[str, ...]) -> str:

@@ -75,8 +75,8 @@ class GroupNormSite(torch.autograd.Function):
         out, mean, rstd = torch.native_group_norm(x, site.weight, site.bias, count, channels, space, site.groups, site.eps)
         ctx.save_for_backward(x)
         ctx.site, ctx.mean, ctx.rstd = site, mean, rstd
-        grouped = x.view(count, site.groups, -1)
-        normalised = (grouped - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
+        groups = x.view(count, site.groups, -1)
+        normalised = (groups - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
         ctx.normalised = normalised.view(x.shape) if site.on_weight else None
         return out
 
@@ -188,8 +188,8 @@ class ConvSite(torch.autograd.Function):
         on_weight, on_bias = ctx.collect
         how = ctx.how
         if on_weight is not None:
-            grouped = grad.reshape(grad.shape[0], how.groups, -1, grad.shape[2] * grad.shape[3])
-            on_weight(grouped @ ctx.columns.transpose(2, 3))
+            groups = grad.reshape(grad.shape[0], how.groups, -1, grad.shape[2] * grad.shape[3])
+            on_weight(groups @ ctx.columns.transpose(2, 3))
         if on_bias is not None:
             on_bias(grad.sum((2, 3)))
         back = None

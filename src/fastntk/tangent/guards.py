@@ -133,13 +133,13 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
         if wrong:
             wrong &= _beside(engine, inputs, wrong, seed=seed)
     wrong |= engine.misplaced
-    fixed = wrong & set(engine.direct)
-    if wrong - fixed:
+    demotable = wrong & set(engine.direct)
+    if wrong - demotable:
         dtype = engine.dtype
         advice = "please report this model" if dtype.itemsize > 2 else f"{dtype} may be too coarse, use .float()"
-        raise InputError(f"Rows of {listing(sorted(wrong - fixed))} disagree with autograd: {advice}.")
-    if fixed:
-        engine.demote(fixed)
+        raise InputError(f"Rows of {listing(sorted(wrong - demotable))} disagree with autograd: {advice}.")
+    if demotable:
+        engine.demote(demotable)
         check_rows(engine, inputs)
 
 
@@ -188,13 +188,13 @@ def _gradients(model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Te
     try:
         with torch.enable_grad():
             values = (logits(model, inputs) * u).sum(1)
-            made = [torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True) for value in values]
+            gradients = [torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True) for value in values]
     finally:
         for name, p in parameters.items():
             p.requires_grad_(flags[name])
     return {
         name: torch.stack([(torch.zeros_like(p) if g is None else g).reshape(-1).cpu() for g in column])
-        for (name, p), column in zip(parameters.items(), zip(*made))
+        for (name, p), column in zip(parameters.items(), zip(*gradients))
     }
 
 
@@ -208,8 +208,8 @@ def _rounding(
     most = dict.fromkeys(parameters, 0.0)
     for seed in range(2):
         v = torch.randn(u.shape, generator=torch.Generator().manual_seed(seed)).to(u)
-        moved = _moved(inputs, torch.finfo(u.dtype).eps, seed=seed)
-        one, other = (_gradients(model, parameters, moved, part) for part in (v, u - v))
+        neighbour = _moved(inputs, torch.finfo(u.dtype).eps, seed=seed)
+        one, other = (_gradients(model, parameters, neighbour, part) for part in (v, u - v))
         for name in parameters:
             most[name] = max(most[name], float(_most(one[name] + other[name] - expected[name]).max()))
     return most

@@ -51,14 +51,14 @@ def accumulate(
     """
     sums = GramAccumulator(engine.subset.numel, dtype)
     # Each addition passes over all of A once, so hand over enough rows to be worth it.
-    wanted = math.ceil(engine.subset.numel / (4 * engine.classes))
+    enough = math.ceil(engine.subset.numel / (4 * engine.classes))
     waiting: list[HeadRows] = []
     start = 0
     for part, rows in _tracked(engine, inputs, chunk):
         waiting.append(exact_rows(engine, rows))
-        if part.stop - start >= wanted or part.stop == len(inputs):
-            joined = _join(engine, waiting)
-            sums.add(joined, None if targets is None else targets[start : part.stop])
+        if part.stop - start >= enough or part.stop == len(inputs):
+            batch = _join(engine, waiting)
+            sums.add(batch, None if targets is None else targets[start : part.stop])
             waiting, start = [], part.stop
     return sums
 

@@ -161,13 +161,13 @@ def _place(engine: RowEngine, inputs: Tensor, rows: RowsAt, folder: str | Path |
     if rows == "auto" and folder is not None:
         return "disk"
     size = engine.dtype.itemsize * len(inputs) * (engine.classes * len(engine.body_columns) + (engine.features or 0))
-    allowed = memory_allowed(budget)
-    if rows == "memory" and size > allowed:
+    limit = memory_allowed(budget)
+    if rows == "memory" and size > limit:
         raise BudgetError(
-            f"The rows take {byte_size(size)}, the budget is {byte_size(allowed)}: give rows='disk' with a folder, "
+            f"The rows take {byte_size(size)}, the budget is {byte_size(limit)}: give rows='disk' with a folder, "
             "rows='stream' (fast-ntk only), or tune fewer parameters."
         )
     if rows != "auto":
         return rows
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    return "memory" if size <= allowed else "disk" if size < free else "stream"
+    return "memory" if size <= limit else "disk" if size < free else "stream"

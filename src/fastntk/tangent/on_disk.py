@@ -199,9 +199,9 @@ def _progress_of(folder: Path, key: dict[str, Any]) -> _State:
         state = parse(read_json(path), _State, what=STATE)
     except InputError as error:
         raise InputError(f"{path} cannot be used ({error}): delete the folder and compute the rows again.") from error
-    stored = state["key"]
-    if stored != key:
-        names = [name for name in key if stored.get(name) != key[name]]
+    earlier = state["key"]
+    if earlier != key:
+        names = [name for name in key if earlier.get(name) != key[name]]
         raise InputError(
             f"{folder} holds rows for something else: it differs in {listing(names)}. "
             "Give another folder, or delete this one to compute the rows again."
@@ -226,10 +226,10 @@ def _check_chunks(files: list[_File], state: _State) -> None:
         )
     for file in files:
         digests = state["digests"][file.path.name]
-        damaged = [number for number in numbers if file.chunk_digest(number, chunk=chunk) != digests[number]]
-        if damaged:
+        mismatches = [number for number in numbers if file.chunk_digest(number, chunk=chunk) != digests[number]]
+        if mismatches:
             raise InputError(
-                f"{file.path} was changed: the SHA-256 of its chunks {listing(damaged)} is not what was stored. "
+                f"{file.path} was changed: the SHA-256 of its chunks {listing(mismatches)} is not what was stored. "
                 "Delete the folder and compute the rows again."
             )
 
@@ -246,43 +246,43 @@ def _check_sizes(files: list[_File]) -> None:
 
 def _finish(engine: RowEngine, inputs: Tensor, folder: Path, files: list[_File], *, state: _State) -> None:
     """Write the chunks that are missing; what this call made is taken back if not even one could be kept."""
-    chunk, done = state["key"]["chunk"], state["chunks"]
+    chunk, start = state["key"]["chunk"], state["chunks"]
     missing = [folder, *folder.parents]
     missing = missing[: next(i for i, path in enumerate(missing) if path.exists())]
-    new: list[Path] = [] if done else [folder / STATE, *(file.path for file in files)]
-    finished = done
+    new: list[Path] = [] if start else [folder / STATE, *(file.path for file in files)]
+    safe_count = start
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, files)
-        if done == 0:
+        if start == 0:
             _record(folder, state)
-        with _opened(folder, files, fresh=done == 0) as handles:
+        with _opened(folder, files, fresh=start == 0) as handles:
             for count in _write_chunks(engine, inputs, files, handles, state=state):
                 state |= {"chunks": count, "complete": count == math.ceil(len(inputs) / chunk)}
                 _record(folder, state)
-                finished = count
+                safe_count = count
     except BaseException as error:
         busy = isinstance(error, BlockingIOError)
-        if finished == 0 and not busy:
+        if safe_count == 0 and not busy:
             _take_back(new, missing)
         if busy:
             raise InputError(f"Another process is writing rows to {folder}: wait for it or give another folder.") from error
         if not isinstance(error, OSError):
             raise
-        raise _explained(error, folder, files, finished=finished) from error
+        raise _explained(error, folder, files, finished=safe_count) from error
 
 
 def _write_chunks(
     engine: RowEngine, inputs: Tensor, files: list[_File], handles: list[BinaryIO], *, state: _State
 ) -> Iterator[int]:
     """Append chunk after chunk, and their digests to the state; yield now and then, and at the end, how many are safe."""
-    chunk, done = state["key"]["chunk"], state["chunks"]
+    chunk, start = state["key"]["chunk"], state["chunks"]
     for file, handle in zip(files, handles):
-        handle.seek(done * chunk * file.per_sample)
+        handle.seek(start * chunk * file.per_sample)
     chunks = math.ceil(len(inputs) / chunk)
-    rest = iter_rows(engine, inputs[done * chunk :], chunk=chunk)
+    rest = iter_rows(engine, inputs[start * chunk :], chunk=chunk)
     last = time.monotonic()
-    for number, (_, rows) in enumerate(track(rest, "Jacobian rows to disk", total=chunks - done), start=done + 1):
+    for number, (_, rows) in enumerate(track(rest, "Jacobian rows to disk", total=chunks - start), start=start + 1):
         for file, handle, part in zip(files, handles, (rows.body, rows.features)):
             assert part is not None
             data = part.detach().cpu().contiguous().numpy().data
@@ -338,18 +338,18 @@ def _reserve(handle: BinaryIO, size: int) -> None:
 def _check_space(folder: Path, files: list[_File]) -> None:
     """Refuse before anything is written where the disk cannot hold the files."""
     present = sum(file.path.stat().st_blocks * 512 for file in files if file.path.exists())
-    needed = sum(file.size for file in files) - present
+    size = sum(file.size for file in files) - present
     free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise BudgetError(f"The rows need {byte_size(needed)} on the disk of {folder}, {byte_size(free)} are free. {_advice()}")
+    if size > free:
+        raise BudgetError(f"The rows need {byte_size(size)} on the disk of {folder}, {byte_size(free)} are free. {_advice()}")
 
 
 def _explained(error: OSError, folder: Path, files: list[_File], *, finished: int) -> InputError:
     total = byte_size(sum(file.size for file in files))
-    left = f"; {finished} finished chunks are kept, the same call resumes there" if finished else "; nothing was left behind"
+    rest = f"; {finished} finished chunks are kept, the same call resumes there" if finished else "; nothing was left behind"
     if error.errno in _FULL:
-        return BudgetError(f"The disk (or quota) of {folder} is full: the rows need {total}{left}. {_advice()}")
-    return InputError(f"Rows cannot be written to {folder}: {error.strerror or error}{left}. Give a writable folder.")
+        return BudgetError(f"The disk (or quota) of {folder} is full: the rows need {total}{rest}. {_advice()}")
+    return InputError(f"Rows cannot be written to {folder}: {error.strerror or error}{rest}. Give a writable folder.")
 
 
 def _advice() -> str:

@@ -126,20 +126,20 @@ class RowEngine:
         Routes are those found here, demotions included, so no guard and no trial pass runs again. The lock is shared, as the
         model is.
         """
-        wanted = set(names)
-        unknown = sorted(wanted - set(self.subset.names))
+        name_set = set(names)
+        unknown = sorted(name_set - set(self.subset.names))
         if unknown:
             raise InputError(f"Expected names of the engine's tuned parameters, got {listing(unknown)} besides.")
-        if not wanted:
+        if not name_set:
             raise InputError("Expected at least one tuned parameter, got none: there is nothing to differentiate.")
         part = copy.copy(self)
-        part.subset = Subset(self.model, wanted)
+        part.subset = Subset(self.model, name_set)
         part.slices = part.subset.slices
         part.direct, part.generic, part.unused, part.order = (
-            tuple(name for name in group if name in wanted) for group in (self.direct, self.generic, self.unused, self.order)
+            tuple(name for name in group if name in name_set) for group in (self.direct, self.generic, self.unused, self.order)
         )
-        part.reasons = {name: reason for name, reason in self.reasons.items() if name in wanted}
-        part.misplaced = self.misplaced & wanted
+        part.reasons = {name: reason for name, reason in self.reasons.items() if name in name_set}
+        part.misplaced = self.misplaced & name_set
         part._layout()
         return part
 
@@ -187,9 +187,9 @@ class RowEngine:
         probes = probes.to(inputs.device, self.dtype)
         if self.generic:
             return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
-        swept, mode = self._sweep(inputs, probes)
+        products, mode = self._sweep(inputs, probes)
         out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=self.dtype, device=inputs.device)
-        out[:, :, self.direct_columns] = swept
+        out[:, :, self.direct_columns] = products
         for name in self.head_names:
             part = probes.transpose(1, 2)
             if name.endswith("weight"):
@@ -200,10 +200,10 @@ class RowEngine:
 
     def _direct_rows(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The rows (n, C, direct columns), None where no parameter goes this way, and the head's features."""
-        swept, mode = self._sweep(inputs, None)
+        rows, mode = self._sweep(inputs, None)
         if self.via_features and self.head is not None and self.direct:
-            swept = torch.matmul(self.head[1].detach(), swept)
-        return swept if self.direct else None, None if mode.features is None else mode.features.detach()
+            rows = torch.matmul(self.head[1].detach(), rows)
+        return rows if self.direct else None, None if mode.features is None else mode.features.detach()
 
     def _sweep(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode]:
         """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, direct columns)."""
@@ -230,7 +230,7 @@ class RowEngine:
             source = mode.features if self.via_features and probes is None else output
             assert source is not None
             count = self.backwards if probes is None else probes.shape[2]
-            swept = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=self.dtype, device=inputs.device)
+            products = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=self.dtype, device=inputs.device)
             for k in range(count if self.direct else 0):
                 pieces.clear()
                 seed = torch.zeros_like(source) if probes is None else probes[:, :, k]
@@ -238,11 +238,11 @@ class RowEngine:
                     seed[:, k] = 1
                 torch.autograd.grad(source, mode.handle, seed, retain_graph=k + 1 < count, allow_unused=True)
                 if len(pieces) == len(self.direct):
-                    torch.cat([pieces[name].reshape(len(inputs), -1) for name in self.direct], 1, out=swept[:, k])
+                    torch.cat([pieces[name].reshape(len(inputs), -1) for name in self.direct], 1, out=products[:, k])
                 else:
                     for name, rows in pieces.items():
-                        swept[:, k, self.places[name]] = rows.reshape(len(inputs), -1)
-        return swept, mode
+                        products[:, k, self.places[name]] = rows.reshape(len(inputs), -1)
+        return products, mode
 
     def _generic_rows(self, inputs: Tensor, body: Tensor) -> None:
         present = self.subset.parameters
@@ -358,7 +358,7 @@ def _mapped(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str, Te
 
 def _one_by_one(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
     """A backward pass for every sample and class: rows (n, C, …) by name."""
-    made: dict[str, list[Tensor]] = {name: [] for name in values}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in values}
     for x in inputs:
         leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
@@ -367,8 +367,8 @@ def _one_by_one(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str
             keep = k + 1 < len(outputs)
             grads = torch.autograd.grad(output, list(leaves.values()), retain_graph=keep, materialize_grads=True)
             for name, grad in zip(leaves, grads):
-                made[name].append(grad)
-    return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in made.items()}
+                gradients[name].append(grad)
+    return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in gradients.items()}
 
 
 def _closes(mode: SiteMode, output: Tensor) -> bool:

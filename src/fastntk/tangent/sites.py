@@ -85,11 +85,11 @@ class SiteMode(TorchFunctionMode):
             if args and isinstance(args[0], Tensor) and args[0].requires_grad:
                 return Pointwise.apply(args[0], func, args[1:], kwargs)  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
-        used = [self._names[id(a)] for a in (*args, *kwargs.values()) if id(a) in self._names]
-        if not used:
-            nested = [a for group in args if isinstance(group, list | tuple) for a in group]
-            used = [self._names[id(a)] for a in nested if id(a) in self._names]
-            if not used:
+        names = [self._names[id(a)] for a in (*args, *kwargs.values()) if id(a) in self._names]
+        if not names:
+            inner = [a for group in args if isinstance(group, list | tuple) for a in group]
+            names = [self._names[id(a)] for a in inner if id(a) in self._names]
+            if not names:
                 return func(*args, **kwargs)
         if func in RESHAPING and args and self.tuned(args[0]):
             return self._view(args[0], func(*args, **kwargs))
@@ -97,13 +97,13 @@ class SiteMode(TorchFunctionMode):
         out = NotImplemented if handler is None else handler(self, *args, **kwargs)
         if out is NotImplemented:
             out = func(*args, **kwargs)
-            made = out if isinstance(out, list | tuple) else (out,)
-            if any(isinstance(each, Tensor) and id(each) not in self._names for each in made):
-                self.unsupported.update(dict.fromkeys(used, getattr(func, "__name__", str(func))))
-                self.order.update(dict.fromkeys(used))
+            outputs = out if isinstance(out, list | tuple) else (out,)
+            if any(isinstance(each, Tensor) and id(each) not in self._names for each in outputs):
+                self.unsupported.update(dict.fromkeys(names, getattr(func, "__name__", str(func))))
+                self.order.update(dict.fromkeys(names))
             return out
-        self.met.update(used)
-        self.order.update(dict.fromkeys(used))
+        self.met.update(names)
+        self.order.update(dict.fromkeys(names))
         return out
 
     def collector(self, tensor: Tensor | None) -> Collect | None:

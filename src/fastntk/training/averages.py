@@ -41,9 +41,9 @@ class Shares:
     def add(self, counts: Sequence[int], shares: Sequence[float]) -> None:
         """One step: how many samples each of its batches had, and the batch's share."""
         for count, share in zip(counts, shares):
-            known = self._known[count, sum(counts)]
-            if len(known) < REMEMBERED:
-                known.append(share)
+            history = self._known[count, sum(counts)]
+            if len(history) < REMEMBERED:
+                history.append(share)
         if len(set(counts)) > 1 and len(self._unequal) < REMEMBERED:
             part = torch.tensor(shares, dtype=torch.float64) / sum(shares)
             size = torch.tensor(counts, dtype=torch.float64)
@@ -63,14 +63,14 @@ class Shares:
                     stacklevel=4,
                 )
         if self._unequal:
-            sized, equal = torch.tensor(self._unequal).median(0).values.tolist()
-            return ("step",) if sized < 0.02 and sized < equal / 4 else ("batch",)
+            by_size, equal = torch.tensor(self._unequal).median(0).values.tolist()
+            return ("step",) if by_size < 0.02 and by_size < equal / 4 else ("batch",)
         return ("batch", "step") if away and away["batch"] < min(CLEAR, away["sum"] / 4) else ()
 
     def _away(self) -> dict[str, float]:
         """How far they are from each of the rules, on average over all sizes but the usual one; nothing without others."""
         usual = max(self._known, key=lambda key: len(self._known[key]), default=(0, 0))
-        middle = {key: float(torch.tensor(known, dtype=torch.float64).median()) for key, known in self._known.items()}
+        middle = {key: float(torch.tensor(values, dtype=torch.float64).median()) for key, values in self._known.items()}
         others = [key for key in middle if key != usual]
         if not others or not middle[usual] > 0:
             return {}

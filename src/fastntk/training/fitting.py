@@ -68,11 +68,11 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
 
 def _check_arguments(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe) -> None:
     """Refuse, before anything is trained, what is of another kind or belongs to another model."""
-    wanted = {"model": (model, nn.Module), "subset": (subset, Subset), "samples": (samples, Samples), "recipe": (recipe, Recipe)}
-    for name, (given, kind) in wanted.items():
-        if not isinstance(given, kind):
+    inputs = {"model": (model, nn.Module), "subset": (subset, Subset), "samples": (samples, Samples), "recipe": (recipe, Recipe)}
+    for name, (value, kind) in inputs.items():
+        if not isinstance(value, kind):
             raise InputError(
-                f"fit takes (model, subset, samples, recipe): {name} must be a {kind.__name__}, got {type(given).__name__}."
+                f"fit takes (model, subset, samples, recipe): {name} must be a {kind.__name__}, got {type(value).__name__}."
             )
     if subset.model is not model:
         raise InputError("The subset belongs to another model: use subset.on(model) or tune(model, spec).")

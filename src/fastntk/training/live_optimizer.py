@@ -83,7 +83,7 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
 def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module, subset: Subset) -> list[tuple[str, ...]]:
     """The names of the tuned parameters in each group; refused where the optimiser moves others, or not all of them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    tuned, found = set(subset.names), []
+    tuned, groups = set(subset.names), []
     strangers: list[str] = []
     for group in optimizer.param_groups:
         members = []
@@ -93,19 +93,19 @@ def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module, subset: Subset
                 members.append(name)
             elif parameter.requires_grad:
                 strangers.append(name or f"a tensor {tuple(parameter.shape)} that is not the model's")
-        found.append(tuple(members))
+        groups.append(tuple(members))
     if strangers:
         raise InputError(
             f"The optimiser also moves {len(strangers)} parameters that are not in the subset: {listing(strangers)}. What they "
             "learnt would stay after every request. Tune them as well (tune(model, 'all') for full fine-tuning), or freeze them."
         )
-    missing = tuned - {name for members in found for name in members}
+    missing = tuned - {name for members in groups for name in members}
     if missing:
         raise InputError(
             f"The optimiser does not have {len(missing)} of the tuned parameters: {listing(sorted(missing))}. Make it with "
             "subset.parameters.values(), or tune only what it has."
         )
-    return found
+    return groups
 
 
 def members(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -132,7 +132,7 @@ def recorded_groups(optimizer: torch.optim.Optimizer, names: list[tuple[str, ...
 def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
     """The numeric options of each group as they are now, the rate among them as "lr"."""
     keys = [key for key in optimizer.defaults if key not in IMPLEMENTATION]
-    found: Numbers = []
+    all_numbers: Numbers = []
     for group in optimizer.param_groups:
         numbers: dict[str, float] = {}
         for key in keys:
@@ -141,8 +141,8 @@ def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
             numbers |= {
                 name: float(part) for name, part in parts.items() if isinstance(part, int | float) and not isinstance(part, bool)
             }
-        found.append(numbers)
-    return found
+        all_numbers.append(numbers)
+    return all_numbers
 
 
 def varying(steps: list[Numbers]) -> dict[str, Tensor]:

@@ -151,8 +151,8 @@ def descend(
         if watch is not None:
             watch(epoch, optimizer)
         start, total, correct, samples = time.perf_counter(), 0.0, 0, 0
-        drawn = epoch_batches(count, recipe, epoch, keep=keep) if walked is None else walked.epoch(epoch, keep=keep)
-        for batch in drawn:
+        batches = epoch_batches(count, recipe, epoch, keep=keep) if walked is None else walked.epoch(epoch, keep=keep)
+        for batch in batches:
             if len(batch) == 0:
                 stepper.skip()
                 continue

@@ -70,9 +70,9 @@ class PathLoss:
             return loss_residual(logits, targets, self.name, smoothing=self.smoothing) * weights.unsqueeze(2)
         residual = torch.zeros_like(logits)
         for lane, start, stop in ((lane, *part[:2]) for lane in range(len(logits)) for part in parts):
-            kept = start + weights[lane, start:stop].nonzero().flatten()
-            if len(kept):
-                residual[lane, kept] = weights[lane, kept].sum() * self.gradient(logits[lane, kept], targets[kept])
+            rows = start + weights[lane, start:stop].nonzero().flatten()
+            if len(rows):
+                residual[lane, rows] = weights[lane, rows].sum() * self.gradient(logits[lane, rows], targets[rows])
         return residual
 
     def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ class PathLoss:
         if self.name == "cross-entropy":
             return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=self.smoothing)
         if self.name == "squared":
-            wanted = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, logits.shape[1])
-            return 0.5 * (logits - wanted.to(logits) + 1 / logits.shape[1]).square().sum(1).mean()
+            probabilities = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, logits.shape[1])
+            return 0.5 * (logits - probabilities.to(logits) + 1 / logits.shape[1]).square().sum(1).mean()
         raise InputError(
             "This trace was recorded with a loss of one's own, which is not in the file. Give the same function again: "
             "Run.load(folder, loss=function), on the command line --loss-with MODULE:FUNCTION."
@@ -142,10 +142,10 @@ def recognised(loss: Any, classes: int, *, soft: bool = False, like: Tensor | No
     if isinstance(loss, str):
         return PathLoss(loss)
     own = PathLoss(OWN, function=loss)
-    seen = _answers(own, classes, soft=soft, like=like)
-    if not seen:
+    answers = _answers(own, classes, soft=soft, like=like)
+    if not answers:
         return own
-    logits, targets, gradient = seen[0]
+    logits, targets, gradient = answers[0]
     # The gradient is (softmax − (1 − ε)q − ε/C)/k, so ε follows from it wherever q differs from 1/C.
     p = logits.softmax(1)
     q = targets if soft else torch.nn.functional.one_hot(targets, classes).to(p)
@@ -157,7 +157,7 @@ def recognised(loss: Any, classes: int, *, soft: bool = False, like: Tensor | No
         candidates.append(PathLoss("cross-entropy", smoothing=round(smoothing, 9 if exact else 5)))
     rtol, atol = (1e-6, 1e-9) if exact else (1e-3, 1e-6)
     for candidate in candidates:
-        if all(torch.allclose(candidate.gradient(each[0], each[1]), each[2], rtol=rtol, atol=atol) for each in seen):
+        if all(torch.allclose(candidate.gradient(each[0], each[1]), each[2], rtol=rtol, atol=atol) for each in answers):
             return candidate
     return own
 
@@ -179,16 +179,16 @@ def _answers(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None) -
     works: the function will say so itself.
     """
     for kind in (torch.empty(0, dtype=torch.float64), torch.empty(0) if like is None else like.detach()):
-        found = []
+        answers = []
         try:
             for rows in (2 * classes, 3 * classes + 1):
                 logits, targets = (part.to(kind.device) for part in _probe(rows, classes, soft=soft))
                 logits = logits.to(kind.dtype)
                 targets = targets.to(kind.dtype) if soft else targets
-                found.append((logits, targets, loss.gradient(logits, targets)))
+                answers.append((logits, targets, loss.gradient(logits, targets)))
         except (RuntimeError, TypeError, ValueError):
             continue
-        return found
+        return answers
     return []
 
 

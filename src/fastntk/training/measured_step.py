@@ -58,7 +58,7 @@ def measured(
     if weight.grad is None:
         raise InputError("the gradients were thrown away between the backward pass and the step: zero_grad() before it")
     live = weight.grad if scaled is None else weight.grad / scaled
-    products, sums, made, tells = [], [], [], []
+    products, sums, gradients, tells = [], [], [], []
     for part in parts:
         assert part.features is not None
         assert part.gradient is not None
@@ -68,18 +68,18 @@ def measured(
         product = residual.T @ features
         products.append(product)
         sums.append(residual.sum(0))
-        made.append(part.gradient)
+        gradients.append(part.gradient)
         tells.append(product.norm() > 8 * torch.finfo(weight.dtype).eps * features.norm())
-    plain, raw = torch.stack(tells), torch.stack(made).sum(0)
-    scales = torch.stack([_factor(gradient, product) for gradient, product in zip(made, products)])
+    plain, raw = torch.stack(tells), torch.stack(gradients).sum(0)
+    scales = torch.stack([_factor(gradient, product) for gradient, product in zip(gradients, products)])
     total = torch.where(plain, scales, 0).sum()
     power = _scaler(total, _factor(live, raw), size=sum(len(part.positions) for part in parts))
     shares = torch.where(plain, scales / power, usual.to(scales))
-    known = plain.any() & (raw.norm() > 0)
-    clip = torch.where(known, power * _factor(live, raw), 1.0)
+    certain = plain.any() & (raw.norm() > 0)
+    clip = torch.where(certain, power * _factor(live, raw), 1.0)
     pairs = [(live, products)] if bias is None else [(live, products), (bias if scaled is None else bias / scaled, sums)]
-    missed = [given - clip * sum(share * each for share, each in zip(shares, wanted)) for given, wanted in pairs]
-    error = torch.where(known, _length(missed) / _length([given for given, _ in pairs]).clamp_min(1e-30), 0.0)
+    misses = [gradient - clip * sum(share * each for share, each in zip(shares, predicted)) for gradient, predicted in pairs]
+    error = torch.where(certain, _length(misses) / _length([gradient for gradient, _ in pairs]).clamp_min(1e-30), 0.0)
     mean = torch.where(plain, shares, 0).sum() / plain.sum().clamp_min(1)
     return Measure(clip, shares, error, live, torch.where(plain.any(), mean, usual.to(mean)))
 
@@ -127,8 +127,8 @@ def step_tensors(
     factor = seen.clip if scaled is None else seen.clip * scaled
 
     def norm(names: Sequence[str]) -> Tensor:
-        known = [gradient.norm() for gradient in (parameters[name].grad for name in names) if gradient is not None]
-        return torch.stack(known).norm() / factor if known else torch.zeros_like(factor)
+        norms = [gradient.norm() for gradient in (parameters[name].grad for name in names) if gradient is not None]
+        return torch.stack(norms).norm() / factor if norms else torch.zeros_like(factor)
 
     own = [head.weight] if head.bias is None else [head.weight, head.bias]
     tensors = {
@@ -164,10 +164,10 @@ def _scaler(total: Tensor, factor: Tensor, *, size: int) -> Tensor:
     it, about.
     """
     inverse, near = (each.clamp_min(1e-30).log2().round().exp2() for each in (factor, total))
-    clipped = torch.where(near * factor < 4, near, torch.ones_like(near))
-    power = torch.where((factor / inverse - 1).abs() < 1e-5, 1 / inverse, clipped)
-    scaled = (total > SCALER) & ((total / size - 1).abs() > 1e-3)
-    return torch.where(scaled, power, torch.ones_like(power))
+    fallback = torch.where(near * factor < 4, near, torch.ones_like(near))
+    power = torch.where((factor / inverse - 1).abs() < 1e-5, 1 / inverse, fallback)
+    has_scaler = (total > SCALER) & ((total / size - 1).abs() > 1e-3)
+    return torch.where(has_scaler, power, torch.ones_like(power))
 
 
 def _factor(seen: Tensor, product: Tensor) -> Tensor:
@@ -221,14 +221,14 @@ def clipping(measures: Tensor, stated: float | None = None) -> tuple[Tensor, flo
     if most is not None:
         if abs(most - stated) <= 1e-2 * stated:
             return clips, stated
-        seen = f"gradients clipped to a norm of {most:.4g}"
+        evidence = f"gradients clipped to a norm of {most:.4g}"
     elif not bool((clips == 1).all()):
-        seen = "factors that are not those of one norm"
+        evidence = "factors that are not those of one norm"
     elif largest <= 1.01 * stated:
         return clips, stated
     else:
-        seen = f"no clipping, with norms up to {largest:.4g}"
-    warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {seen}: these count", stacklevel=4)
+        evidence = f"no clipping, with norms up to {largest:.4g}"
+    warnings.warn(f"max_norm={stated:g} was stated, and the recorded steps show {evidence}: these count", stacklevel=4)
     return clips, most
 
 
@@ -241,9 +241,9 @@ def _clipping(measures: Tensor) -> tuple[Tensor, float | None, float]:
     largest = float(whole.max()) if len(whole) else 0.0
     if bool(plain.all()) or bool((clips > 1).any()):
         return clips, None, largest
-    reached = (clips * whole)[~plain]
-    most = float(reached.median())
-    same = float(reached.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
+    clipped_norms = (clips * whole)[~plain]
+    most = float(clipped_norms.median())
+    same = float(clipped_norms.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
     return clips, most if same else None, largest
 
 

@@ -49,15 +49,15 @@ def _prefers_channels_last(model: nn.Module, inputs: Tensor) -> bool:
     """
     if inputs.dim() != 4 or len(inputs) == 0:
         return False
-    known = _LAYOUTS.get(model)
-    if known is None:
+    choice = _LAYOUTS.get(model)
+    if choice is None:
         kinds = [type(module) for module in model.modules()]
         convolves = any(issubclass(kind, nn.Conv2d) for kind in kinds)
-        known = (
+        choice = (
             convolves and not any(issubclass(kind, nn.GroupNorm) for kind in kinds) and _takes_channels_last(model, inputs[:2])
         )
-        _LAYOUTS[model] = known
-    return known
+        _LAYOUTS[model] = choice
+    return choice
 
 
 _LAYOUTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -81,8 +81,8 @@ class StackOptimizer:
             if unknown:
                 raise ValueError(f"it has no {', '.join(sorted(unknown))}")
         except (TypeError, ValueError) as error:
-            shown = [dict(group.options) for group in groups]
-            raise InputError(f"torch.optim.{name} refuses the options of this trace ({shown}): {error}") from error
+            option_sets = [dict(group.options) for group in groups]
+            raise InputError(f"torch.optim.{name} refuses the options of this trace ({option_sets}): {error}") from error
 
     def step(self, gradient: Tensor, rates: Sequence[float], varying: Sequence[Mapping[str, Any]] = ()) -> None:
         """One step with this gradient (L, p), a rate for each group, and options that are others at this step."""

@@ -215,8 +215,8 @@ class PathStore:
         seal_trace(trace, self._folder, digests)
         self._stack.close()
         self._abandoned.detach()
-        stored = read_trace(self._target, verify=False)
-        return stored if function is None else stored.with_loss(function)
+        file_trace = read_trace(self._target, verify=False)
+        return file_trace if function is None else file_trace.with_loss(function)
 
     def close(self) -> None:
         """Keep nothing."""

@@ -141,12 +141,12 @@ def _train(model: nn.Module, samples: LabelledImages, *, epochs: int, lr: float,
 def augment(images: Tensor, *, generator: torch.Generator, padding: int = PADDING) -> Tensor:
     """Shift each image (n, c, h, w) by up to ``padding`` pixels (zeros come in) and mirror half of them, at random."""
     count, channels, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
+    canvas = F.pad(images, (padding,) * 4)
     top, left = torch.randint(0, 2 * padding + 1, (2, count, 1), generator=generator)
     mirror = torch.rand(count, 1, generator=generator) < 0.5
     rows = top + torch.arange(height)
     columns = left + torch.where(mirror, torch.arange(width - 1, -1, -1), torch.arange(width))
-    return padded[
+    return canvas[
         torch.arange(count)[:, None, None, None],
         torch.arange(channels)[None, :, None, None],
         rows[:, None, :, None],

@@ -73,19 +73,19 @@ class Recipe:
         choices = {"optimizer": Optimizer, "schedule": Schedule, "loss": Loss, "bn_stats": BnStats}
         for name, kind in choices.items():
             if getattr(self, name) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise InputError(f"Recipe.{name} must be one of {known}; got {getattr(self, name)!r}.")
+                values = ", ".join(get_args(kind))
+                raise InputError(f"Recipe.{name} must be one of {values}; got {getattr(self, name)!r}.")
 
     @classmethod
     def from_dict(cls, stored: Any) -> Recipe:
         """The way back from JSON; refuses what is no recipe."""
-        known = {"drawn_from": None, **stored} if isinstance(stored, dict) else stored
-        return parse(known, cls, what="recipe", complete=True)
+        fields = {"drawn_from": None, **stored} if isinstance(stored, dict) else stored
+        return parse(fields, cls, what="recipe", complete=True)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dictionary; ``drawn_from`` is in it only where it says something, so digests of before stay."""
-        stored = dataclasses.asdict(self)
-        return {name: value for name, value in stored.items() if name != "drawn_from" or value is not None}
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name != "drawn_from" or value is not None}
 
     @property
     def digest(self) -> str:

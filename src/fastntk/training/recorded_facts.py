@@ -33,7 +33,7 @@ def recorded_facts(
     """``kept``: parameters of the body whose path was; ``average``: as it was given; ``buffers``: as they were before."""
     weight = head.layer.weight
     present = subset.model.named_buffers()
-    moved = [name for name, now in present if name not in buffers or not torch.equal(now, buffers[name])]
+    buffer_names = [name for name, now in present if name not in buffers or not torch.equal(now, buffers[name])]
     with own_draws(weight.device):
         mark = fingerprint(loss, len(weight), soft=soft, like=weight) if loss.name == OWN else None
     return TraceFacts(
@@ -53,6 +53,6 @@ def recorded_facts(
         average=average_of(average, ended.averages),
         max_norm=ended.max_norm,
         fingerprint=mark,
-        buffers=tuple(moved),
+        buffers=tuple(buffer_names),
         mode="recorded",
     )

@@ -158,14 +158,14 @@ class Recorder:
             reason = "" if self._broken is None else f" This training could not be recorded: {self._broken.rstrip('.')}."
             raise InputError(f"This recorder was finished before.{reason}")
         # What is wrong with the samples is said before anything ends: others may be given.
-        listed = None if self._broken is not None else self._visitors.listed(samples)
+        samples_and_relabel = None if self._broken is not None else self._visitors.listed(samples)
         try:
             self._check_end()
-            assert listed is not None
+            assert samples_and_relabel is not None
             ended = self._store.end()
             check_all(ended.error, ended.mean_error, low=self._low)
             tell_unexplained(ended.clips, ended.max_norm)
-            trace = self._store.finish(ended, self._facts(ended), *listed, self._recognised_loss().function)
+            trace = self._store.finish(ended, self._facts(ended), *samples_and_relabel, self._recognised_loss().function)
         except OSError as error:
             self.close()
             raise InputError(f"The trace could not be written ({error}); nothing of it is kept.") from error
@@ -272,22 +272,22 @@ class Recorder:
 
     def _prepare(self, parts: list[Part]) -> Step:
         """All that is known of a step before it is taken; its numbers stay on the device."""
-        scaled = getattr(self._live.optimizer, "grad_scale", None)
+        grad_scale = getattr(self._live.optimizer, "grad_scale", None)
         bias = None if self._head.bias is None else self._parameters[self._head.bias].grad
         loss, head = self._recognised_loss(), self._head.layer
         with own_draws(head.weight.device) if loss.name == OWN else contextlib.nullcontext():
-            seen = measured(parts, head, loss, usual=self._usual, scaled=scaled, bias=bias)
+            measure = measured(parts, head, loss, usual=self._usual, scaled=grad_scale, bias=bias)
         if self.steps == 0:
-            check_first(seen, low=self._low)
-        self._usual = seen.usual
+            check_first(measure, low=self._low)
+        self._usual = measure.usual
         soft = torch.cat([part.targets for part in parts]) if self._visitors.soft else None
         self._store.leave(self._live.skipped(self._parameters, self._store.kept))
         self._store.open(parts[0], soft=soft is not None)
         if self._epoch_due:
             self._store.epoch()
             self._epoch_due, self.epochs = False, self.epochs + 1
-        kept = self._store.kept if self._store.keeps_body else None
-        tensors = step_tensors(parts, seen, self._head, self._parameters, kept=kept, scaled=scaled)
+        kept_names = self._store.kept if self._store.keeps_body else None
+        tensors = step_tensors(parts, measure, self._head, self._parameters, kept=kept_names, scaled=grad_scale)
         return Step(
             positions=torch.cat([part.positions for part in parts]),
             counts=[len(part.positions) for part in parts],
@@ -299,8 +299,8 @@ class Recorder:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tuned.note()
         self._state.note()
-        self._passes.pending, prepared, self._prepared = [], self._prepared, None
-        if prepared is None or self._broken is not None or self._done:
+        self._passes.pending, step, self._prepared = [], self._prepared, None
+        if step is None or self._broken is not None or self._done:
             return
         overflow = getattr(optimizer, "found_inf", None)
         if overflow is not None and bool(overflow):
@@ -308,7 +308,7 @@ class Recorder:
         self.steps += 1
         self._marks.append(self._tuned.mark)
         with self._watched():
-            self._store.add(prepared)
+            self._store.add(step)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -352,11 +352,11 @@ class Recorder:
             )
         if self._state.ever:
             raise InputError(f"This training could not be recorded: {STATE_CHANGED}.")
-        waiting, trusted = len(self._passes.pending), not self._tuned.ever
+        waiting, trustworthy = len(self._passes.pending), not self._tuned.ever
         if not self._told:
             self._visitors.check_epochs(self.epochs)
         if self._tuned.moved(wait=True):
-            self._cut_back(trusted)
+            self._cut_back(trustworthy)
         elif waiting:
             warnings.warn(
                 f"{waiting} batches at the end had no step of the optimiser: they are not part of the recorded path.",

@@ -69,7 +69,7 @@ class FitRecorder:
         self._calls, self._features = 0, torch.empty(0)
         with _filled(self._head), self:
             outputs, features = run(), self._features
-            made = nn.functional.linear(features, self._head.weight, self._head.bias) if features.dim() == 2 else features
+            logits = nn.functional.linear(features, self._head.weight, self._head.bias) if features.dim() == 2 else features
         layer = self._tuned.weight.rpartition(".")[0]
         if self._calls != 1:
             raise InputError(
@@ -80,8 +80,8 @@ class FitRecorder:
             raise InputError(
                 f"A trace needs a head on flat features (n, H); {layer} is given {tuple(features.shape)}. Fit without trace."
             )
-        same = made.shape == outputs.shape and torch.allclose(made, outputs, rtol=1e-3, atol=1e-3 * float(made.abs().max()))
-        if not same or not self._passes_through(made, run):
+        same = logits.shape == outputs.shape and torch.allclose(logits, outputs, rtol=1e-3, atol=1e-3 * float(logits.abs().max()))
+        if not same or not self._passes_through(logits, run):
             raise InputError(
                 "A trace needs a model whose logits are its head's output, W·h + b; here something follows the head, or it is "
                 "no plain linear layer. Fit without trace."
@@ -153,12 +153,12 @@ def _taken_steps(count: int, recipe: Recipe) -> Sequence[int]:
 @contextmanager
 def _filled(layer: nn.Linear) -> Iterator[None]:
     """Other numbers in the layer for a moment."""
-    kept = layer.weight.detach().clone()
+    original = layer.weight.detach().clone()
     try:
-        layer.weight.copy_(torch.linspace(-1, 2, kept.numel()).to(kept).reshape(kept.shape))
+        layer.weight.copy_(torch.linspace(-1, 2, original.numel()).to(original).reshape(original.shape))
         yield
     finally:
-        layer.weight.copy_(kept)
+        layer.weight.copy_(original)
 
 
 def trace_size(subset: Subset, samples: Samples, recipe: Recipe, *, features: int | None = None) -> dict[str, Any]:

@@ -172,8 +172,8 @@ class Trace:
         if facts.loss != OWN:
             return self
         values = fingerprint(PathLoss(OWN, function=function), facts.classes, soft=self.targets is not None)
-        known = facts.fingerprint
-        if known and (values is None or not torch.allclose(torch.tensor(values), torch.tensor(known), rtol=1e-3, atol=1e-5)):
+        before = facts.fingerprint
+        if before and (values is None or not torch.allclose(torch.tensor(values), torch.tensor(before), rtol=1e-3, atol=1e-5)):
             raise InputError("This is not the loss that the trace was recorded with: it has other values on the same logits.")
         return dataclasses.replace(self, function=function, memo={})
 
@@ -196,19 +196,19 @@ class Trace:
 
     def split_parts(self, step: int, kept: Tensor, weights: Tensor) -> list[tuple[slice, float]]:
         """The batches of a step among the visits that are ``kept`` (B,), and what each counts for by its ``weights`` (k,)."""
-        found, start = [], 0
+        parts, start = [], 0
         for first, last, _ in self.parts_of(step):
             count = int(kept[first:last].sum())
             if count:
-                found.append((slice(start, start + count), float(weights[start : start + count].sum())))
+                parts.append((slice(start, start + count), float(weights[start : start + count].sum())))
             start += count
-        return found
+        return parts
 
     def options_at(self, step: int) -> list[dict[str, Any]]:
         """Options of each group that change on the way, as they are at this step; none where none does."""
         if not self.varying:
             return []
-        found: list[dict[str, Any]] = [{} for _ in self.facts.groups]
+        options: list[dict[str, Any]] = [{} for _ in self.facts.groups]
         for name, values in self.varying.items():
             option, _, place = name.partition(".")
             for number, group in enumerate(self.facts.groups):
@@ -216,12 +216,12 @@ class Trace:
                     continue
                 value = float(values[step, number])
                 if place:
-                    numbers = list(found[number].get(option, group.options[option]))
+                    numbers = list(options[number].get(option, group.options[option]))
                     numbers[int(place)] = value
-                    found[number][option] = tuple(numbers)
+                    options[number][option] = tuple(numbers)
                 else:
-                    found[number][option] = value
-        return found
+                    options[number][option] = value
+        return options
 
     @cached_property
     def visited(self) -> Tensor:
@@ -254,15 +254,15 @@ class Trace:
         """Refuse weights, anchor or data that are not those of this path."""
         facts = self.facts
         head = [name for name in (facts.head_weight, facts.head_bias) if name is not None]
-        named = {*head, *facts.body, *facts.left}
-        if named != set(subset.names):
+        names = {*head, *facts.body, *facts.left}
+        if names != set(subset.names):
             raise InputError(
-                f"This trace is of another run: it has other tuned parameters ({listing(sorted(named ^ set(subset.names)))})."
+                f"This trace is of another run: it has other tuned parameters ({listing(sorted(names ^ set(subset.names)))})."
             )
         if tuple(subset.parameters[facts.head_weight].shape) != (facts.classes, facts.features):
             raise InputError(f"This trace is of another run: its head has {facts.classes} classes and {facts.features} features.")
-        for what, known, present in (("anchor", facts.anchor, anchor), ("trained weights", facts.trained, subset.get())):
-            if tensor_digest(present) != known:
+        for what, digest, present in (("anchor", facts.anchor, anchor), ("trained weights", facts.trained, subset.get())):
+            if tensor_digest(present) != digest:
                 raise InputError(
                     f"This trace does not belong to these weights: it was recorded with another {what}. Give the run that it "
                     "was recorded with, or none (trace=None)."

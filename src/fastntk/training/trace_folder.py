@@ -67,16 +67,16 @@ class Listed(TypedDict):
 def seal_trace(trace: Trace, folder: Path, digests: dict[str, str]) -> str:
     """Write what completes a folder whose ``.bin`` files are there; returns the digest of ``trace.json``."""
     small = {name: part.contiguous() for name, part in trace.small.items()}
-    listed = trace.listed
+    samples = trace.listed
     entries = {
-        "ids": list(listed.ids),
-        "labels": listed.labels.tolist(),
-        "classes": None if listed.classes is None else list(listed.classes),
-        "num_classes": listed.num_classes,
+        "ids": list(samples.ids),
+        "labels": samples.labels.tolist(),
+        "classes": None if samples.classes is None else list(samples.classes),
+        "num_classes": samples.num_classes,
     }
-    written = {STEPS: safetensors.torch.save(small), LISTED: json.dumps(entries, ensure_ascii=False).encode()}
+    contents = {STEPS: safetensors.torch.save(small), LISTED: json.dumps(entries, ensure_ascii=False).encode()}
     files: dict[str, dict[str, Any]] = {}
-    for name, data in written.items():
+    for name, data in contents.items():
         (folder / name).write_bytes(data)
         files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     for name, series in trace.series.items():
@@ -166,8 +166,8 @@ def _listed(path: Path, facts: TraceFacts) -> Samples:
         if len(entries["labels"]) != len(entries["ids"]) or max(entries["labels"], default=0) >= facts.classes:
             raise InputError(f"expected a label below {facts.classes} for each id")
         nothing = torch.empty(len(entries["ids"]), 0)
-        listed = Samples(nothing, entries["labels"], ids=entries["ids"], classes=entries["classes"])
-        return listed.counting(entries["num_classes"])
+        samples = Samples(nothing, entries["labels"], ids=entries["ids"], classes=entries["classes"])
+        return samples.counting(entries["num_classes"])
     except InputError as error:
         raise InputError(f"{path} is damaged: {error}. {_ADVICE}") from error
 
@@ -195,15 +195,15 @@ def _header(folder: Path) -> Header:
     if header.get("seal") != json_digest({name: value for name, value in header.items() if name != "seal"}):
         raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
     try:
-        typed = parse(header, Header, what=HEADER)
+        fields = parse(header, Header, what=HEADER)
         TraceFacts.from_dict(header["facts"])  # none is left out
     except InputError as error:
         raise InputError(f"{path} is damaged, though its own digest matches: {error}. {_ADVICE}") from error
     names = {STEPS, LISTED, "samples.bin", "features.bin"}
-    files = set(typed["files"])
+    files = set(fields["files"])
     if not names <= files <= names | {f"{name}.bin" for name in SERIES}:
         raise InputError(f"{path} lists other files than a trace has: {listing(sorted(files ^ names))}.")
-    return typed
+    return fields
 
 
 def _check_file(path: Path, expected: FileEntry, *, verify: bool) -> None:

@@ -81,7 +81,7 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
     slices = subset.slices
     positions = torch.arange(subset.numel)
     body = torch.cat([positions[:0], *(positions[slices[name]] for name in facts.body)])
-    fixed = None if facts.head_bias is not None else _fixed_bias(subset, facts.head_weight)
+    fixed_bias = None if facts.head_bias is not None else _fixed_bias(subset, facts.head_weight)
     path = PathOptimizer(trace, subset, anchor)
     bounds, epochs = trace.bounds.tolist(), trace.epoch_steps.tolist()
     for epoch in range(trace.epochs):
@@ -91,12 +91,12 @@ def recorded_path(trace: Trace, subset: Subset, anchor: Tensor) -> Iterator[Path
             features = trace.features.read(bounds[number], bounds[number + 1]).to(anchor)
             weights = path.values.clone()
             head = weights[slices[facts.head_weight]].view(facts.classes, facts.features)
-            bias = fixed if facts.head_bias is None else weights[slices[facts.head_bias]]
+            bias = fixed_bias if facts.head_bias is None else weights[slices[facts.head_bias]]
             parts = trace.parts_of(number)
             weights_of = part_weights(trace, parts, features.new_ones(1, len(samples)))
             outputs = F.linear(features, head, bias).unsqueeze(0)
-            wanted = trace.targets_of(samples, bounds[number], bounds[number + 1]).to(outputs.device)
-            residual = trace.loss.mean_residual(outputs, wanted, weights_of, parts)[0]
+            targets = trace.targets_of(samples, bounds[number], bounds[number + 1]).to(outputs.device)
+            residual = trace.loss.mean_residual(outputs, targets, weights_of, parts)[0]
             gradient = torch.zeros_like(weights)
             gradient[body] = trace.gradients[number].to(weights)
             gradient[slices[facts.head_weight]] = (residual.T @ features).reshape(-1)

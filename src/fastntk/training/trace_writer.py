@@ -155,8 +155,8 @@ class TraceWriter:
         """
         if relabel is not None:
             self._series["samples"].replace(lambda positions: relabel[positions.long()].to(torch.int32))
-        done = {name: writer.finish() for name, writer in self._series.items()}
-        series: dict[str, Series] = {name: part for name, (part, _) in done.items()}
+        outcomes = {name: writer.finish() for name, writer in self._series.items()}
+        series: dict[str, Series] = {name: part for name, (part, _) in outcomes.items()}
         measured = torch.tensor(self._norms, dtype=torch.float64) if norms is None else norms
         several = len(self._shares) > self.steps or any(share != 1 for share in self._shares)
         trace = Trace(
@@ -179,7 +179,7 @@ class TraceWriter:
             bias=series.get("bias"),
             function=function,
         )
-        return trace, {name: digest for name, (_, digest) in done.items() if digest is not None}
+        return trace, {name: digest for name, (_, digest) in outcomes.items() if digest is not None}
 
     def close(self) -> None:
         """Let go of the files, of which nothing will be kept."""
@@ -190,8 +190,8 @@ class TraceWriter:
 def without_images(samples: Samples) -> Samples:
     """The same ids, labels and class names, with inputs of no pixels."""
     labels = samples.labels.detach().cpu()
-    listed = Samples(torch.empty(len(samples), 0), labels, ids=samples.ids, classes=samples.classes)
-    return listed.counting(samples.num_classes)
+    part = Samples(torch.empty(len(samples), 0), labels, ids=samples.ids, classes=samples.classes)
+    return part.counting(samples.num_classes)
 
 
 def describe(

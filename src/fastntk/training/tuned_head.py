@@ -84,10 +84,10 @@ def check_head(subset: Subset, samples: Samples) -> None:
 def _maker_of_logits(model: nn.Module, samples: Samples) -> tuple[str | None, bool]:
     """The linear layer whose output is the model's, if there is one (models may also go on from there), and whether all samples
     have the same."""
-    made: dict[str, Tensor] = {}
+    output_by_name: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda module, arguments, output: made.update({name: output})
+        return lambda module, arguments, output: output_by_name.update({name: output})
 
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     hooks = [module.register_forward_hook(keep(name)) for name, module in layers.items()]
@@ -97,5 +97,5 @@ def _maker_of_logits(model: nn.Module, samples: Samples) -> tuple[str | None, bo
     finally:
         for hook in hooks:
             hook.remove()
-    maker = next((name for name, output in made.items() if output is outputs), None)
+    maker = next((name for name, output in output_by_name.items() if output is outputs), None)
     return maker, bool((outputs == outputs[:1]).all())

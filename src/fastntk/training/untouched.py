@@ -30,16 +30,16 @@ class Untouched:
         """Whether somebody wrote other numbers to them since. ``wait``: for a GPU; without one, and where something was written,
         there is no need. ``norms``: compare them, too, where nothing is known to be written."""
         versions = self._counted()
-        written = versions != self._versions
+        has_writes = versions != self._versions
         pairs = list(zip(self._watched, self._kept))
-        if norms or written:
+        if norms or has_writes:
             now = self._measured()
             if len(now) != len(self._norms):
                 self._moved = torch.ones_like(self._moved)
             pairs += zip(now, self._norms)
         for present, before in pairs:
             self._moved = self._moved.to(before.device) | _differs(present, before)
-        if not (wait or written or not self._moved.is_cuda):
+        if not (wait or has_writes or not self._moved.is_cuda):
             return False
         self._versions = versions
         return self.ever

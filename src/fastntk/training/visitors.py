@@ -19,14 +19,14 @@ def names_and_targets(ids: Any, targets: Any) -> tuple[tuple[str, ...], Tensor]:
     if ids is None or targets is None:
         raise InputError("a batch needs ids and targets: recorder.batch(ids, targets), one of each for every sample.")
     try:
-        copied, names = torch.as_tensor(targets).detach().clone(), as_ids(ids)
+        target_tensor, names = torch.as_tensor(targets).detach().clone(), as_ids(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"ids and targets must be sequences or tensors, one entry a sample: {error}") from error
-    if copied.dim() == 0:
+    if target_tensor.dim() == 0:
         raise InputError("targets must be labels (B,) or soft targets (B, C); got a single number.")
-    if len(names) != len(copied):
-        raise InputError(f"{len(names)} ids for {len(copied)} targets: give one id a sample.")
-    return names, copied if copied.is_floating_point() else copied.long()
+    if len(names) != len(target_tensor):
+        raise InputError(f"{len(names)} ids for {len(target_tensor)} targets: give one id a sample.")
+    return names, target_tensor if target_tensor.is_floating_point() else target_tensor.long()
 
 
 class Visitors:
@@ -78,10 +78,10 @@ class Visitors:
                     raise InputError(f"sample {name!r} had the label {self._labels[place]} before and has {label} now.")
                 self._disagree = True
             positions.append(place)
-        found = torch.tensor(positions)
+        indices = torch.tensor(positions)
         if soft:
-            self._add(found, targets)
-        return found
+            self._add(indices, targets)
+        return indices
 
     def _add(self, positions: Tensor, targets: Tensor) -> None:
         """Soft targets to the sums of their samples."""

@@ -72,8 +72,8 @@ def inside(name: str, modules: Iterable[str]) -> bool:
 
 def active_adapter(model: nn.Module) -> str:
     """The name of the one adapter that the forward pass uses; refused where it is not one, disabled or merged."""
-    found = adapters_of(model)
-    modules = [model.get_submodule(name) for name in (*found.layers, *found.wrappers)]
+    adapters = adapters_of(model)
+    modules = [model.get_submodule(name) for name in (*adapters.layers, *adapters.wrappers)]
     names = sorted({adapter for module in modules for adapter in _active(module)})
     if any(module.merged_adapters for module in modules):
         raise InputError("The adapters are merged into the weights of the model: take them out again, model.unmerge_adapter().")
@@ -90,14 +90,14 @@ def active_adapter(model: nn.Module) -> str:
 def adapter_parameters(model: nn.Module) -> list[str]:
     """All that the active adapter trains: its parameters, copies of ``modules_to_save``, and biases where its config says so."""
     adapter = active_adapter(model)
-    found = adapters_of(model)
-    every = [name for name, _ in model.named_parameters() if not inside(name, found.idle)]
-    names = {name for name in every if inside(name, (*found.trained, *found.copies))}
+    adapters = adapters_of(model)
+    every = [name for name, _ in model.named_parameters() if not inside(name, adapters.idle)]
+    names = {name for name in every if inside(name, (*adapters.trained, *adapters.copies))}
     bias = getattr(adapter_configs(model).get(adapter), "bias", "none")
     if bias == "all":
         names |= {name for name in every if name.rpartition(".")[2] == "bias"}
     elif bias.endswith("_only"):
-        names |= {_join(layer, "base_layer.bias") for layer in found.layers} & set(every)
+        names |= {_join(layer, "base_layer.bias") for layer in adapters.layers} & set(every)
     return [name for name in every if name in names]
 
 
@@ -120,16 +120,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def backbone_names(model: nn.Module) -> dict[str, str]:
     """By ``state_dict`` name: what a tensor was called before peft was applied. Tensors that peft brought are left out."""
-    found = adapters_of(model)
+    adapters = adapters_of(model)
     holders = {
-        **{_join(layer, "base_layer"): layer for layer in found.layers},
-        **{_join(wrapper, "original_module"): wrapper for wrapper in found.wrappers},
+        **{_join(layer, "base_layer"): layer for layer in adapters.layers},
+        **{_join(wrapper, "original_module"): wrapper for wrapper in adapters.wrappers},
     }
     outer = "" if unwrapped(model) is model else "base_model.model."
     names = {}
     for name in model.state_dict():
         holder = next((path for path in holders if name.startswith(f"{path}.")), None)
-        if holder is None and inside(name, (*found.layers, *found.wrappers)):
+        if holder is None and inside(name, (*adapters.layers, *adapters.wrappers)):
             continue
         plain = name if holder is None else _join(holders[holder], name[len(holder) + 1 :])
         names[name] = plain.removeprefix(outer)
@@ -153,21 +153,21 @@ def attach_lora(
     size = LORA_RANK if rank is None else rank
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise InputError(f"lora_rank must be a whole number ≥ 1, got {size!r}.")
-    chosen = _attention_layers(model) if targets is None else targets if isinstance(targets, str) else list(targets)
-    config = peft.LoraConfig(r=size, lora_alpha=size, target_modules=chosen, modules_to_save=None if head is None else [head])
+    modules = _attention_layers(model) if targets is None else targets if isinstance(targets, str) else list(targets)
+    config = peft.LoraConfig(r=size, lora_alpha=size, target_modules=modules, modules_to_save=None if head is None else [head])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             peft.inject_adapter_in_model(config, model)
         except ValueError as error:
-            raise InputError(f"peft cannot attach LoRA to {chosen}: {str(error).splitlines()[0]}") from error
-    found = adapters_of(model)
-    if head is not None and found.wrappers != (head,):
+            raise InputError(f"peft cannot attach LoRA to {modules}: {str(error).splitlines()[0]}") from error
+    adapters = adapters_of(model)
+    if head is not None and adapters.wrappers != (head,):
         raise InputError(
-            f"The head is {head!r}, but peft takes by the end of a name, and would train {listing(found.wrappers)} whole. "
+            f"The head is {head!r}, but peft takes by the end of a name, and would train {listing(adapters.wrappers)} whole. "
             "Apply peft yourself (peft.get_peft_model), then tune(model, 'lora+head')."
         )
-    for name in (*found.layers, *found.wrappers):
+    for name in (*adapters.layers, *adapters.wrappers):
         model.get_submodule(name).train(model.training)
 
 
@@ -194,21 +194,25 @@ def _active(module: Any) -> list[str]:
     """Adapters that this layer or wrapper holds and uses."""
     if module.disable_adapters:
         return []
-    held = {key for _, container in _containers(module) for key in container}
-    return [adapter for adapter in module.active_adapters if adapter in held]
+    keys = {key for _, container in _containers(module) for key in container}
+    return [adapter for adapter in module.active_adapters if adapter in keys]
 
 
 def _paths(name: str, module: Any) -> tuple[list[str], list[str]]:
     """Paths of this layer's or wrapper's parameters: of active adapters, of others."""
     active = _active(module)
-    paths = [(key in active, _join(name, f"{attribute}.{key}")) for attribute, held in _containers(module) for key in held]
-    return [path for used, path in paths if used], [path for used, path in paths if not used]
+    paths = [
+        (key in active, _join(name, f"{attribute}.{key}")) for attribute, container in _containers(module) for key in container
+    ]
+    return [path for is_active, path in paths if is_active], [path for is_active, path in paths if not is_active]
 
 
 def _containers(module: Any) -> list[tuple[str, Any]]:
     """The dicts by adapter name in which this layer or wrapper keeps what is trained."""
-    found = [(attribute, attrgetter(attribute)(module)) for attribute in module.adapter_layer_names]
-    return [(attribute, held) for attribute, held in found if isinstance(held, nn.ModuleDict | nn.ParameterDict)]
+    containers = [(attribute, attrgetter(attribute)(module)) for attribute in module.adapter_layer_names]
+    return [
+        (attribute, container) for attribute, container in containers if isinstance(container, nn.ModuleDict | nn.ParameterDict)
+    ]
 
 
 def _join(module: str, name: str) -> str:

@@ -161,13 +161,13 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
 
 def _check_attention(model: nn.Module, blocks: list[nn.Module]) -> None:
     """Refuse, before anything is attached, blocks that are known not to call ``F.scaled_dot_product_attention`` in the open."""
-    named = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     modules = [module for block in blocks for module in block.modules()]
     reason = None
     if any(isinstance(module, nn.MultiheadAttention) for module in modules):
         reason = "its blocks are built on nn.MultiheadAttention, which hides that call"
-    elif isinstance(named, str) and named != "sdpa":
-        reason = f"its attention is {named!r}: load it with attn_implementation='sdpa'"
+    elif isinstance(implementation, str) and implementation != "sdpa":
+        reason = f"its attention is {implementation!r}: load it with attn_implementation='sdpa'"
     elif any(getattr(module, "fused_attn", True) is False for module in modules):
         reason = "its attention modules have fused_attn = False: set it to True"
     elif any(isinstance(block, nn.Sequential | nn.ModuleList) for block in blocks):

@@ -55,15 +55,15 @@ def tune(
             f"lora_rank and lora_targets are of the term 'lora', which spec {spec!r} does not have: write {spec + '+lora'!r}, or "
             "leave them out."
         )
-    adapted = bool(adapters_of(model))
-    if adapted and (lora_rank, lora_targets) != (None, None):
+    has_adapters = bool(adapters_of(model))
+    if has_adapters and (lora_rank, lora_targets) != (None, None):
         raise InputError(
             "The model has an adapter already, which 'lora' takes as it is: leave out lora_rank and lora_targets, or build the "
             "model again."
         )
 
     def attach(target: nn.Module) -> set[str]:
-        if "lora" in terms and not adapted:
+        if "lora" in terms and not has_adapters:
             head = find_head(target)[0] if "head" in terms else None
             attach_lora(target, rank=lora_rank, targets=lora_targets, head=head, seed=seed)
         # Resolve everything that can fail before prompts are attached.
@@ -73,7 +73,7 @@ def tune(
             names |= set(_names(target, "all")) if "all" in terms else set()
         return names
 
-    if "lora" in terms and not adapted:
+    if "lora" in terms and not has_adapters:
         attach(copy.deepcopy(model))  # whatever fails should leave no adapter behind
     names = attach(model)
     subset = Subset(model, names)

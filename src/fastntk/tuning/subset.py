@@ -22,16 +22,16 @@ class Subset:
     """
 
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
-        wanted = set(names)
+        name_set = set(names)
         present = dict(model.named_parameters())
-        missing = sorted(wanted - present.keys())
+        missing = sorted(name_set - present.keys())
         if missing:
             raise InputError(
                 f"The model has no parameters named {listing(missing)}. "
                 "Names must be those of model.named_parameters(); prompts exist only after tune(model, 'prompts...')."
             )
         self.model = model
-        self.names: tuple[str, ...] = tuple(name for name in present if name in wanted)
+        self.names: tuple[str, ...] = tuple(name for name in present if name in name_set)
 
     def __repr__(self) -> str:
         return f"Subset({len(self.names)} tensors, {self.numel} numbers, {100 * self.ratio:.2f} % of the model)"
@@ -70,11 +70,11 @@ class Subset:
 
     def columns(self, names: Iterable[str]) -> Tensor:
         """The positions in the vector of some of its parameters, in the vector's order."""
-        wanted = set(names)
-        missing = sorted(wanted - set(self.names))
+        name_set = set(names)
+        missing = sorted(name_set - set(self.names))
         if missing:
             raise InputError(f"Expected names of tuned parameters, got {listing(missing)}, which this subset does not hold.")
-        spans = [torch.arange(part.start, part.stop) for name, part in self.slices.items() if name in wanted]
+        spans = [torch.arange(part.start, part.stop) for name, part in self.slices.items() if name in name_set]
         return torch.cat([torch.empty(0, dtype=torch.long), *spans])
 
     def get(self) -> Tensor:

@@ -100,18 +100,18 @@ def plan(
     """
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
-    given = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
-    shared: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    shared |= {name: value for name, value in options.items() if name in ROW_OPTIONS}
+    arguments = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
+    common: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+    common |= {name: value for name, value in options.items() if name in ROW_OPTIONS}
     own = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
     if own and len(names) != 1:
         raise InputError(f"options ({', '.join(own)}) go with one method; give method=... as well.")
-    asked = {
-        each: each.checked(own | {name: value for name, value in shared.items() if name in each.options}) for each in methods
+    by_method = {
+        each: each.checked(own | {name: value for name, value in common.items() if name in each.options}) for each in methods
     }
     split = _resolve(run, None, classes if classes is not None or ids is not None else (), ids)
     copies = find_copies(run.samples, split, check=duplicates)
-    result, _ = _plan(Task(run, split, row_options=RowOptions(**shared)), asked, measured=True)
+    result, _ = _plan(Task(run, split, row_options=RowOptions(**common)), by_method, measured=True)
     if not result.chosen:
         result.route(names[0])  # says why
     return replace(result, copies=copies)
@@ -152,27 +152,29 @@ def prepare(
     because = "it was asked for"
     if method is None:
         method, because = _planned_method(plan) if plan is not None else default_method(origin)
-    chosen = find_method(method)
-    asked = chosen.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
+    entry = find_method(method)
+    settings = entry.checked(_planned_options(plan, method) | (options or {}) if plan is not None else options or {})
     started = time.perf_counter()
     split = _resolve(origin, previous, classes, ids) if split is None else split
-    needed = chosen.needed(asked)
-    if "recipe" in needed:
+    needs = entry.needed(settings)
+    if "recipe" in needs:
         recipe_of(origin)
-    if "images" in needed and origin.samples is None:
-        raise InputError(origin.lacks_images(f"method {chosen.name!r}"))
-    if "trace" in needed:
+    if "images" in needs and origin.samples is None:
+        raise InputError(origin.lacks_images(f"method {entry.name!r}"))
+    if "trace" in needs:
         trace_of(origin).check(origin.subset, origin.anchor, origin.samples)  # weights may have been written to since
-    known = linearisation or (previous.linearisation if previous else None)
-    rows = RowOptions(**{name: value for name, value in asked.items() if name in ROW_OPTIONS})
-    task = Task(origin, split, _usable(known, origin, rows) if "rows" in chosen.needs else None, rows)
+    available = linearisation or (previous.linearisation if previous else None)
+    rows = RowOptions(**{name: value for name, value in settings.items() if name in ROW_OPTIONS})
+    task = Task(origin, split, _usable(available, origin, rows) if "rows" in entry.needs else None, rows)
     calibrating = 0.0
     if plan is None:
-        plan, calibrating = _plan(task, {chosen: asked}, measured=measured)
+        plan, calibrating = _plan(task, {entry: settings}, measured=measured)
     else:
-        _check_plan(plan, task, chosen, asked)
-    plan.route(chosen.name)
-    return Job(chosen, asked, task, plan, previous, known, time.perf_counter() - started - calibrating, because, accept_outside)
+        _check_plan(plan, task, entry, settings)
+    plan.route(entry.name)
+    return Job(
+        entry, settings, task, plan, previous, available, time.perf_counter() - started - calibrating, because, accept_outside
+    )
 
 
 def default_method(run: Run) -> tuple[str, str]:
@@ -202,8 +204,8 @@ def _check_plan(plan: Plan, task: Task, method: Method, options: dict[str, Any])
     """Refuse a plan of another request, of other options, or for rows elsewhere than those handed in."""
     if plan.request != _request_digest(task):
         raise InputError("This plan was made for another run or request: make one with fastntk.plan for this one.")
-    planned, without = plan.options[method.name], ("validate",)  # whether a step is checked changes no route
-    other = [name for name, value in options.items() if name not in without and (name not in planned or planned[name] != value)]
+    before, without = plan.options[method.name], ("validate",)  # whether a step is checked changes no route
+    other = [name for name, value in options.items() if name not in without and (name not in before or before[name] != value)]
     if other:
         raise InputError(f"This plan was made with other options ({', '.join(other)}): leave them out, or plan with them.")
     ready = task.linearisation
@@ -234,13 +236,13 @@ def _plan(task: Task, methods: dict[Method, dict[str, Any]], *, measured: bool) 
     whole = task.split.of_whole_classes(run.listed.labels.cpu())
 
     def problem(method: Method, options: dict[str, Any]) -> Problem:
-        filled = method.filled(options)
+        values = method.filled(options)
         return Problem(
             method=method.name,
             sizes=sizes,
             speed=speed,
-            options=filled,
-            surveyed=None if method.survey is None else method.survey(run, filled),
+            options=values,
+            surveyed=None if method.survey is None else method.survey(run, values),
             given=frozenset(options),
             recipe=run.recipe,
             places=_places(task),
@@ -275,10 +277,10 @@ def _places(task: Task) -> tuple[Rows, ...]:
     """Where rows may be, in order of preference."""
     if task.linearisation is not None:
         return (task.linearisation.place,)
-    asked = task.row_options
-    if asked.rows != "auto":
-        return (asked.rows,)
-    return ("disk",) if asked.folder is not None else ("memory", "disk", "stream")
+    row_options = task.row_options
+    if row_options.rows != "auto":
+        return (row_options.rows,)
+    return ("disk",) if row_options.folder is not None else ("memory", "disk", "stream")
 
 
 def _usable(linearisation: Linearisation | None, run: Run, rows: RowOptions) -> Linearisation | None:

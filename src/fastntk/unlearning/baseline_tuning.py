@@ -111,14 +111,14 @@ def halved(rehearsal: Rehearsal, method: str, candidates: Sequence[Options], *, 
     if not finite:
         raise InputError(f"Every trial of {method!r} failed; the first said: {trials[0]['failed']}")
     best = sorted(finite, key=lambda trial: trial["score"])[:survivors]  # stable: the earlier one of equals
-    chosen = [trial for trial in finite if trial is trials[0] or any(trial is each for each in best)]
+    finalists = [trial for trial in finite if trial is trials[0] or any(trial is each for each in best)]
     for each in others:
-        for trial in track(chosen, f"tuning {method}, seed {each.seed}"):
+        for trial in track(finalists, f"tuning {method}, seed {each.seed}"):
             if trial["score"] is not None:
                 _try(trial, each, method, rehearsal.forget)
-    complete = [trial for trial in chosen if trial["score"] is not None]
+    complete = [trial for trial in finalists if trial["score"] is not None]
     if not complete:
-        raise InputError(f"Every trial of {method!r} that went on failed on a further seed; one said: {chosen[0]['failed']}")
+        raise InputError(f"Every trial of {method!r} that went on failed on a further seed; one said: {finalists[0]['failed']}")
     return trials, min(complete, key=lambda trial: trial["score"])
 
 
@@ -126,17 +126,17 @@ def _try(trial: Trial, rehearsal: SeedRehearsal, method: str, forget: tuple[str,
     """Unlearn on one seed, and put its score, or why there is none, into the trial."""
     options = trial["options"]
     share = not any(name in ROW_OPTIONS for name in options)  # rows at another point or place are not those of other trials
-    seeded = {"seed": rehearsal.seed} if "seed" in find_method(method).options else {}  # for methods that draw themselves
-    known = rehearsal.linearisation if share else None
+    seed_option = {"seed": rehearsal.seed} if "seed" in find_method(method).options else {}  # for methods that draw themselves
+    linearisation = rehearsal.linearisation if share else None
     try:
-        result = unlearn(rehearsal.run, ids=forget, method=method, linearisation=known, **(seeded | options))
-        judged = rehearsal.judge(result.model)
+        result = unlearn(rehearsal.run, ids=forget, method=method, linearisation=linearisation, **(seed_option | options))
+        judgement = rehearsal.judge(result.model)
     except InputError as error:  # diverged; a wrong option would fail in every trial, and is then reported
         trial |= {"score": None, "failed": str(error)}
         return
     if share:
         rehearsal.linearisation = result.linearisation or rehearsal.linearisation
-    trial["scores"][str(rehearsal.seed)] = judged
+    trial["scores"][str(rehearsal.seed)] = judgement
     trial["score"] = statistics.fmean(each["score"] for each in trial["scores"].values())
     trial["seconds"] += result.seconds
 
@@ -154,14 +154,14 @@ def _candidates(
     space: Mapping[str, Sequence[Any]] = grid if grid is not None else METHODS[method].search_space if method in METHODS else {}
     if grid is None and not space:
         raise InputError(f"No search space for method {method!r}: give grid={{option: values}}, or tune one of {_known()}.")
-    known = find_method(method).options
-    unknown = [name for name in [*space, *fixed] if name not in known or (name in space and name in fixed)]
+    choices = find_method(method).options
+    unknown = [name for name in [*space, *fixed] if name not in choices or (name in space and name in fixed)]
     if unknown or not space or not all(space.values()):
         raise InputError(
-            f"grid: {method!r} takes {', '.join(known) or 'nothing'}, each with a value or more, and none that is fixed; "
+            f"grid: {method!r} takes {', '.join(choices) or 'nothing'}, each with a value or more, and none that is fixed; "
             f"got {dict(space)!r} and fixed {fixed!r}."
         )
-    defaults = fixed | {name: known[name].default for name in space}
+    defaults = fixed | {name: choices[name].default for name in space}
     every = [fixed | dict(zip(space, values)) for values in itertools.product(*space.values())]
     others = [options for options in every if options != defaults]
     order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed)).tolist()

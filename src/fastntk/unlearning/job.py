@@ -76,8 +76,8 @@ class Job:
 
     def _named_options(self) -> dict[str, Any]:
         """The options for people and records: folders and functions by name."""
-        named = {name: value for name, value in self.options.items() if name != "scratch"}  # holds nothing any more
-        return {name: _named(value) for name, value in named.items()}
+        options = {name: value for name, value in self.options.items() if name != "scratch"}  # holds nothing any more
+        return {name: _named(value) for name, value in options.items()}
 
     @with_gradients
     def execute(self) -> Unlearned:
@@ -91,8 +91,8 @@ class Job:
         vector = outcome.vector.to(origin.anchor.device)
         model = working_copy(origin) if outcome.model is None else outcome.model
         if outcome.model is None:
-            for copied, own_module in zip(model.modules(), origin.model.modules()):
-                copied.training = own_module.training
+            for module, own_module in zip(model.modules(), origin.model.modules()):
+                module.training = own_module.training
         else:
             model.train(origin.model.training)
         origin.subset.on(model).set(vector)

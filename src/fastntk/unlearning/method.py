@@ -130,18 +130,18 @@ class Task:
 
     def linearised(self) -> Linearisation:
         """The linearisation that was handed in, or a new one by the route."""
-        asked = self.row_options
+        row_options = self.row_options
         if self.linearisation is None:
             assert self.route is not None
             assert self.route.rows != "none"
             self.linearisation = linearise(
                 self.run,
                 self.engine,
-                at=asked.at,
+                at=row_options.at,
                 place=self.route.rows,
-                folder=asked.folder,
-                scratch=asked.scratch,
-                chunk=asked.chunk,
+                folder=row_options.folder,
+                scratch=row_options.scratch,
+                chunk=row_options.chunk,
             )
             self.stages["rows"] = self.linearisation.seconds
         return self.linearisation
@@ -188,8 +188,8 @@ class Method:
         """The options, numbers as plain ones, or a refusal that lists the known ones."""
         unknown = [name for name in options if name not in self.options]
         if unknown:
-            accepted = ", ".join(self.options) or "none"
-            raise InputError(f"Method {self.name!r} has no option {', '.join(unknown)}; it takes: {accepted}.")
+            names = ", ".join(self.options) or "none"
+            raise InputError(f"Method {self.name!r} has no option {', '.join(unknown)}; it takes: {names}.")
         return {name: plain(value) for name, value in options.items()}
 
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:

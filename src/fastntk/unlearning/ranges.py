@@ -46,8 +46,8 @@ def one_of(choices: Sequence[str]) -> Range:
 
 def checked(method: str, ranges: dict[str, Range], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values, in the order of their ranges; refuse them all at once where some are outside."""
-    wrong = [f"{name}={values[name]!r}" for name, allowed in ranges.items() if not allowed.holds(values[name])]
+    wrong = [f"{name}={values[name]!r}" for name, limit in ranges.items() if not limit.holds(values[name])]
     if wrong:
-        allowed = "; ".join(f"{name}: {allowed.text}" for name, allowed in ranges.items())
-        raise InputError(f"Method {method!r} cannot take {', '.join(wrong)}. Allowed are {allowed}.")
+        limits = "; ".join(f"{name}: {limit.text}" for name, limit in ranges.items())
+        raise InputError(f"Method {method!r} cannot take {', '.join(wrong)}. Allowed are {limits}.")
     return {name: values[name] for name in ranges}

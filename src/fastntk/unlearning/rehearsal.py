@@ -146,34 +146,34 @@ def rehearse(
     request = ForgetRequest(classes=classes, ids=ids)
     split = request.resolve(data)
     aside = stratified(data.labels, split.retain, validation, torch.Generator().manual_seed(seed))
-    unseen = data.subset(aside)
+    validation_samples = data.subset(aside)
     some = set(data.labels[split.forget].tolist()) - set(split.whole_classes)
-    missing = sorted(some - set(unseen.labels.tolist()))
-    if missing or not len(unseen):
+    missing = sorted(some - set(validation_samples.labels.tolist()))
+    if missing or not len(validation_samples):
         raise InputError(
             f"No validation samples for the classes {listing(missing) or 'that stay'}: each needs two retained samples or more."
         )
     trained = torch.ones(len(data), dtype=torch.bool)
     trained[aside] = False
     forget = tuple(data.ids[i] for i in split.forget.tolist())
-    seen = data.subset(trained.nonzero().flatten())
+    training_samples = data.subset(trained.nonzero().flatten())
     return Rehearsal(
         origin=run,
-        seeds=tuple(_one_seed(run, seen, forget, unseen, seed=each) for each in trained_with),
+        seeds=tuple(_one_seed(run, training_samples, forget, validation_samples, seed=each) for each in trained_with),
         forget=forget,
         whole_classes=split.whole_classes,
-        validation=unseen,
+        validation=validation_samples,
         share=float(validation),
         seed=seed,
     )
 
 
 def _checked_seeds(seeds: Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
-    chosen = (recipe.seed,) if seeds is None else tuple(seeds)
-    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in chosen)
-    if not whole or not chosen or len(set(chosen)) < len(chosen):
+    values = (recipe.seed,) if seeds is None else tuple(seeds)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values)
+    if not whole or not values or len(set(values)) < len(values):
         raise InputError(f"seeds are different whole numbers from 0, one or more; got {seeds!r}.")
-    return chosen
+    return values
 
 
 def _one_seed(run: Run, seen: Samples, forget: tuple[str, ...], unseen: Samples, *, seed: int) -> SeedRehearsal:
@@ -192,12 +192,12 @@ def _one_seed(run: Run, seen: Samples, forget: tuple[str, ...], unseen: Samples,
 
 def stratified(labels: Tensor, positions: Tensor, share: float, draws: torch.Generator) -> Tensor:
     """Positions drawn from each class among ``positions``, ascending; a class of one gives none."""
-    drawn = []
+    parts = []
     for label in labels[positions].unique().tolist():
         members = positions[labels[positions] == label]
         count = min(max(1, round(share * len(members))), len(members) - 1)
-        drawn.append(members[torch.randperm(len(members), generator=draws)[:count]])
-    return torch.cat(drawn).sort().values
+        parts.append(members[torch.randperm(len(members), generator=draws)[:count]])
+    return torch.cat(parts).sort().values
 
 
 def _accuracy(probabilities: Tensor, labels: Tensor) -> float:

@@ -145,11 +145,11 @@ def removals(
     epochs = path_epochs(checkpoints, trace.epochs, least=1) if size.depth else ()
     names = network_of(run, trace).names(size.depth) if size.depth else ()
     columns = columns_of(run, trace, names)
-    allowed = memory_allowed(memory_budget)
-    motion = _motion(run, trace, size.depth, columns, epochs, allowed) if size.depth else None
+    budget = memory_allowed(memory_budget)
+    motion = _motion(run, trace, size.depth, columns, epochs, budget) if size.depth else None
     anchor = columns.anchor(run, trace)
     alone = _gaps(trace, positions)
-    most = _lanes_at_once(trace, columns, allowed, itemsize=run.anchor.element_size())
+    most = _lanes_at_once(trace, columns, budget, itemsize=run.anchor.element_size())
     losses, margins = [torch.empty(0)] * len(positions), [torch.empty(0)] * len(positions)
     miss = 0.0
     for part in track(list(_turns(alone, most)), "removals"):
@@ -159,14 +159,14 @@ def removals(
         lanes = replay(trace, anchor, keep, spans=columns.spans, motion=motion).lanes
         miss = replay_miss(run, columns, lanes)  # of the recorded lane, the same in every turn
         for lane, group in enumerate(part, start=1):
-            seen = last[positions[group]] >= 0
-            watch = _watched(trace, positions[group][seen], last[positions[group]][seen])
+            mask = last[positions[group]] >= 0
+            watch = _watched(trace, positions[group][mask], last[positions[group]][mask])
             before, after = (
                 predicted(watch, lanes, each, step=trace.steps, motion=motion, constant=anchor.get("constant")).double()
                 for each in (0, lane)
             )
-            losses[group] = _placed([_losses(logits, watch.labels) for logits in (before, after)], seen)
-            margins[group] = _placed([_margins(logits, watch.labels) for logits in (before, after)], seen)
+            losses[group] = _placed([_losses(logits, watch.labels) for logits in (before, after)], mask)
+            margins[group] = _placed([_margins(logits, watch.labels) for logits in (before, after)], mask)
     if not miss <= MISS:
         warnings.warn(f"removals: {missing_text(miss)}: the figures are not those of this model.", stacklevel=2)
     if whole := whole_text(body_share(run, trace), body_share(run, trace, names)):
@@ -187,7 +187,7 @@ def _positions(groups: Sequence[Group], listed: Samples) -> tuple[Tensor, ...]:
     """The positions of each group's samples; everything that is wrong with the groups is said here."""
     if isinstance(groups, str) or not isinstance(groups, Iterable) or not (groups := list(groups)):
         raise InputError(f"groups is a sequence of groups of ids, at least one; got {groups!r}.")
-    found = []
+    places = []
     for number, group in enumerate(groups):
         names = as_ids(group)
         if not names:
@@ -201,8 +201,8 @@ def _positions(groups: Sequence[Group], listed: Samples) -> tuple[Tensor, ...]:
             raise InputError(f"group {number}: {error}") from error
         if len(where) == len(listed):
             raise InputError(f"group {number} has all {len(listed)} samples: nothing would be left to train on.")
-        found.append(where)
-    return tuple(found)
+        places.append(where)
+    return tuple(places)
 
 
 def _last_visits(trace: Trace, positions: Sequence[Tensor]) -> Tensor:
@@ -226,16 +226,16 @@ def _gaps(trace: Trace, positions: Sequence[Tensor]) -> Tensor:
     alone = torch.zeros(len(positions), dtype=torch.bool)
     for group, where in enumerate(positions):
         visits = torch.cat([order[starts[i] : starts[i + 1]] for i in where.tolist()])
-        held, counts = steps[visits].unique(return_counts=True)
-        alone[group] = bool((counts == sizes[held]).any())
+        unique_steps, counts = steps[visits].unique(return_counts=True)
+        alone[group] = bool((counts == sizes[unique_steps]).any())
     return alone
 
 
 def _size(run: Run, depth: Depth) -> DepthSize:
-    chosen = parsed(depth)
-    if chosen == "auto":
+    parsed_depth = parsed(depth)
+    if parsed_depth == "auto":
         raise InputError("removals needs one depth for all groups: head, a number of blocks or all; 'auto' is for one request.")
-    return size_at(survey(run, {"depth": chosen}), chosen)
+    return size_at(survey(run, {"depth": parsed_depth}), parsed_depth)
 
 
 def _motion(run: Run, trace: Trace, depth: int, columns: Columns, epochs: Sequence[int], allowed: int) -> RowMotion:

@@ -31,17 +31,17 @@ def outside_report(run: Run) -> dict[str, Any]:
     weights, adapters = outside(run.subset), adapters_of(run.model)
     if not weights:
         return {"status": "none", "message": "All weights are in the tuned subset: none is outside."}
-    known, origin = _before(run)
+    before, origin = _before(run)
     trained = {name for name in weights if inside(name, (*adapters.trained, *adapters.copies))}
-    changed = [
-        name for name, value in weights.items() if name in trained or (name in known and tensor_digest(value) != known[name])
+    changes = [
+        name for name, value in weights.items() if name in trained or (name in before and tensor_digest(value) != before[name])
     ]
-    unknown = [name for name in weights if name not in known and name not in trained]
-    if changed:
+    unknown = [name for name in weights if name not in before and name not in trained]
+    if changes:
         return _found(
             "differ",
-            changed,
-            f"{len(changed)} tensors outside the tuned subset were trained ({origin}): what they learnt of the forgotten samples "
+            changes,
+            f"{len(changes)} tensors outside the tuned subset were trained ({origin}): what they learnt of the forgotten samples "
             "remains there.",
         )
     if unknown:
@@ -62,8 +62,8 @@ def _before(run: Run) -> tuple[dict[str, str], str]:
     if card is None:
         return {}, ""
     names = backbone_names(run.model).items()
-    known = {name: card.fingerprint[before] for name, before in names if before in card.fingerprint}
-    return known, f"compared with those that {card.name} was built with"
+    fingerprint = {name: card.fingerprint[before] for name, before in names if before in card.fingerprint}
+    return fingerprint, f"compared with those that {card.name} was built with"
 
 
 def _found(status: str, names: list[str], message: str) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def statistics_updated(run: Run) -> bool | None:
 
 def renew_statistics(run: Run, model: nn.Module, split: Split) -> dict[str, Any]:
     """Estimate BatchNorm statistics of ``model`` anew, from the retained samples, where they were updated; say so."""
-    updated = statistics_updated(run)
-    if updated and len(split.forget) == 0:
+    were_updated = statistics_updated(run)
+    if were_updated and len(split.forget) == 0:
         return {"batch_norm_statistics": "as they were: nothing is forgotten"}
-    if not updated:
-        known = "untouched" if updated is False else "unknown: left as they are; they may remember the forgotten samples"
-        return {"batch_norm_statistics": known}
+    if not were_updated:
+        reason = "untouched" if were_updated is False else "unknown: left as they are; they may remember the forgotten samples"
+        return {"batch_norm_statistics": reason}
     if run.samples is None:
-        kept = "left as they are, for estimating them anew needs the images; they may remember the forgotten samples"
-        return {"batch_norm_statistics": kept}
+        remark = "left as they are, for estimating them anew needs the images; they may remember the forgotten samples"
+        return {"batch_norm_statistics": remark}
     retained = run.data.subset(split.retain)
     estimate_statistics(model, retained)
     return {"batch_norm_statistics": "estimated anew from the retained samples", "samples": len(retained)}

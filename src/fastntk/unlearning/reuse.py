@@ -47,17 +47,17 @@ def computed_once(task: Task, name: str, compute: Callable[[], Tensor], **settin
 
     The seconds of computing go to the task's stage ``name``; where nothing was computed there is no such stage.
     """
-    known = _VALUES.get(task.run) if task.linearisation is None else None
-    key = "" if known is None else _key(task, name, settings)
-    if known is not None and key in known:
-        return Shared(known[key].value.clone(), known[key].seconds, reused=True)
+    memo = _VALUES.get(task.run) if task.linearisation is None else None
+    key = "" if memo is None else _key(task, name, settings)
+    if memo is not None and key in memo:
+        return Shared(memo[key].value.clone(), memo[key].seconds, reused=True)
     started = time.perf_counter()
     value = compute()
-    shared = Shared(value, time.perf_counter() - started, reused=False)
-    task.stages[name] = task.stages.get(name, 0.0) + shared.seconds
-    if known is not None:
-        known[key] = Shared(value.clone(), shared.seconds, reused=True)
-    return shared
+    result = Shared(value, time.perf_counter() - started, reused=False)
+    task.stages[name] = task.stages.get(name, 0.0) + result.seconds
+    if memo is not None:
+        memo[key] = Shared(value.clone(), result.seconds, reused=True)
+    return result
 
 
 def _key(task: Task, name: str, settings: dict[str, Any]) -> str:

@@ -105,20 +105,20 @@ def check_step(
             }
 
         by_length = {1.0: errors(1.0)}
-        chosen = 1.0
+        step_length = 1.0
         if max(by_length[1.0].values(), default=0.0) > SEARCH:
             for length in LENGTHS[1:]:
                 by_length[length] = errors(length)
-            chosen = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
-        before, after = _retained_accuracy(run, linearisation, split, subset, chosen * delta)
-    error = by_length[chosen]
+            step_length = min(by_length, key=lambda length: (sum(by_length[length].values()), abs(length - 1)))
+        before, after = _retained_accuracy(run, linearisation, split, subset, step_length * delta)
+    error = by_length[step_length]
     reasons = _reasons(error.get("retain", 0.0), before, after, looked_at=len(some(split.retain)), miss=miss)
-    return chosen, {
+    return step_length, {
         "verdict": "retrain instead" if reasons else "ok",
         "reasons": reasons,
         "error": error,
         "error_at_full_step": by_length[1.0],
-        "step_length": chosen,
+        "step_length": step_length,
         "searched": {str(length): value for length, value in by_length.items()} if len(by_length) > 1 else None,
         "retain_accuracy": {"before": before, "after": after},
         "thresholds": {"search": SEARCH, "retrain": RETRAIN, "accuracy_drop": DROP, "replay_miss": MISS},

@@ -47,8 +47,8 @@ def bad_teacher(
     count = taking_part(len(retain), share)
     steps = epochs * math.ceil((count + len(forget)) / batch_size)
     descent = Descent(task, lr=lr, schedule=schedule, steps=steps, seed=seed)
-    drawn = retain[torch.randperm(len(retain), generator=descent.retain_draws)[:count]]
-    positions = torch.cat([drawn, forget])
+    retain_sample = retain[torch.randperm(len(retain), generator=descent.retain_draws)[:count]]
+    positions = torch.cat([retain_sample, forget])
     incompetent = working_copy(run)
     run.subset.on(incompetent).set(run.anchor)
     device = descent.labels.device

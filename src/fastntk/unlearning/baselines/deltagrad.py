@@ -56,22 +56,22 @@ def replayed(task: Task, *, period: int, burn_in: int, history: int) -> tuple[Te
     new = PathOptimizer(trace, run.subset, run.anchor)
     counts = {"steps": trace.steps, "computed": 0, "guessed": 0, "fell_back": 0, "skipped": 0}
     for step in track(recorded_path(trace, run.subset, run.anchor), "deltagrad", total=trace.steps):
-        kept = task.keep[step.samples]
-        retain, forget = step.samples[kept], step.samples[~kept]
+        keep = task.keep[step.samples]
+        retain, forget = step.samples[keep], step.samples[~keep]
         if not len(retain):
             counts["skipped"] += 1
             continue
-        moved = new.values - step.weights
-        forgotten = network.mean(forget, new.values) if len(forget) else torch.zeros_like(moved)
-        planned = step.number < burn_in or (step.number - burn_in) % period == 0
-        change = None if planned else pairs.product(moved)
+        difference = new.values - step.weights
+        forget_gradient = network.mean(forget, new.values) if len(forget) else torch.zeros_like(difference)
+        explicit = step.number < burn_in or (step.number - burn_in) % period == 0
+        change = None if explicit else pairs.product(difference)
         if change is None:
             gradient = network.mean(retain, new.values)
-            whole = (len(retain) * gradient + len(forget) * forgotten) / len(step.samples)
-            pairs.add(moved, whole - step.gradient)
-            counts["computed" if planned else "fell_back"] += 1
+            whole = (len(retain) * gradient + len(forget) * forget_gradient) / len(step.samples)
+            pairs.add(difference, whole - step.gradient)
+            counts["computed" if explicit else "fell_back"] += 1
         else:
-            gradient = (len(step.samples) * (step.gradient + change) - len(forget) * forgotten) / len(retain)
+            gradient = (len(step.samples) * (step.gradient + change) - len(forget) * forget_gradient) / len(retain)
             counts["guessed"] += 1
         new.step(step.number, gradient)
         if not bool(new.values.isfinite().all()):
@@ -111,8 +111,8 @@ def _cost(problem: Problem) -> list[Route]:
     if path is None or recipe is None:
         return [(without_trace if path is None else without_recipe)(problem.passes(0, batch=1))]
     first = min(path.steps, count_of(problem, "burn_in", least=0))
-    computed = first + math.ceil((path.steps - first) / count_of(problem, "period"))
-    share = computed / max(path.steps, 1)
+    explicit = first + math.ceil((path.steps - first) / count_of(problem, "period"))
+    share = explicit / max(path.steps, 1)
     count = path.visits * (share + (1 - share) * s.forget / s.samples)
     # One more pass a step, over the few forgotten samples: small operations count there, not samples.
     extra = head_path_seconds(problem) + path.steps * 200 * problem.speed.dispatch

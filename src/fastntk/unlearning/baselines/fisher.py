@@ -62,8 +62,8 @@ def fisher(
         return unmoved(task, options)
     description = "Fisher of the retained samples"
     diagonal = computed_once(task, "fisher", lambda: fisher_diagonal(task, task.split.retain, description=description))
-    run, gone = task.run, list(task.split.whole_classes) if class_rows == "zero" else []
-    rows = class_row_positions(run, gone)
+    run, classes = task.run, list(task.split.whole_classes) if class_rows == "zero" else []
+    rows = class_row_positions(run, classes)
     deviation = noise_deviation(diagonal.value, run, alpha=alpha, form=form)
     deviation[rows] = (ROW_VARIANCE * (LOUDER if form == "code" else 1.0)) ** 0.5
     deviation = deviation.clamp(max=clip)

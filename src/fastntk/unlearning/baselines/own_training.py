@@ -54,9 +54,9 @@ def own_seed(run: Run) -> int:
 
 def function_name(function: Any) -> str:
     """``module:function``, for records."""
-    named = getattr(function, "func", function)  # functools.partial
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    return f"{getattr(named, '__module__', '?')}:{name}"
+    target = getattr(function, "func", function)  # functools.partial
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    return f"{getattr(target, '__module__', '?')}:{name}"
 
 
 def check_function(retrain: object) -> None:
@@ -72,13 +72,13 @@ def train_own(run: Run, retrain: Retrainer, keep_ids: Sequence[str], *, seed: in
     """Call the function and check what it returns; the run's model is not touched."""
     check_function(retrain)
     before = fingerprint_of(run.model)
-    returned = retrain(list(keep_ids), seed)
+    output = retrain(list(keep_ids), seed)
     if fingerprint_of(run.model) != before:
         raise InputError(
             f"{function_name(retrain)} trained the run's own model, which is now another one: load the run again, and let the "
             "function train a model of its own."
         )
-    state, whole = _state(run, returned)
+    state, whole = _state(run, output)
     _check_state(run, state, name=function_name(retrain))
     model = working_copy(run)
     model.load_state_dict(state)
@@ -88,8 +88,8 @@ def train_own(run: Run, retrain: Retrainer, keep_ids: Sequence[str], *, seed: in
             f"{function_name(retrain)} returned the run's own weights, to the last bit: it has to train again from the "
             f"pre-trained weights, on the {len(keep_ids):,} samples it is given, with the seed it is given."
         )
-    changed = [name for name in outside(run.subset) if after[name] != before[name]]
-    return OwnTraining(model, whole, tuple(changed), returned if isinstance(returned, Run) else None)
+    outside_names = [name for name in outside(run.subset) if after[name] != before[name]]
+    return OwnTraining(model, whole, tuple(outside_names), output if isinstance(output, Run) else None)
 
 
 def _state(run: Run, returned: object) -> tuple[dict[str, Any], bool]:
@@ -124,10 +124,10 @@ def _check_state(run: Run, state: Mapping[str, Any], *, name: str) -> None:
     tensors = [key for key in both if key not in faults["no tensor"]]
     faults["of another shape"] = {key for key in tensors if state[key].shape != expected[key].shape}
     faults["of another dtype"] = {key for key in tensors if state[key].dtype != expected[key].dtype}
-    found = [f"{what}: {listing(sorted(keys))}" for what, keys in faults.items() if keys]
-    if found:
+    parts = [f"{what}: {listing(sorted(keys))}" for what, keys in faults.items() if keys]
+    if parts:
         raise InputError(
-            f"{name} returned another architecture than the run's {type(run.model).__name__}; {'; '.join(found)}. Return a model "
+            f"{name} returned another architecture than the run's {type(run.model).__name__}; {'; '.join(parts)}. Return a model "
             "of the same layers and precision, not wrapped (of a compiled or a parallel model, the module inside)."
         )
     wrong = [key for key in tensors if state[key].is_floating_point() and not bool(torch.isfinite(state[key]).all())]

@@ -46,10 +46,10 @@ def random_label(task: Task, *, epochs: int | None = None, lr: float = 3e-4, bat
 def _pushed(task: Task, *, random_labels: bool, **options: Any) -> Outcome:
     work = working_copy(task.run)
     subset = task.run.subset.on(work)
-    taken = 0
+    epochs = 0
     if len(task.split.forget):
-        taken = push_away(work, subset, task.run.data.subset(task.split.forget), random_labels=random_labels, **options)
-    return Outcome(subset.get(), options | {"epochs": taken})
+        epochs = push_away(work, subset, task.run.data.subset(task.split.forget), random_labels=random_labels, **options)
+    return Outcome(subset.get(), options | {"epochs": epochs})
 
 
 def push_away(
@@ -73,51 +73,51 @@ def push_away(
     parameters = list(subset.parameters.values())
     inputs, labels = fast_layout(model, samples.inputs), samples.labels
     classes = samples.num_classes
-    taken = 0
+    epoch = 0
     stepper = Stepper(
         parameters,
         torch.optim.SGD(parameters, lr=lr, momentum=0.9),
         # The size of it: the ascent's is stepped down with its sign reversed.
         diverged=lambda value: (
-            f"The forgotten samples' loss became {abs(value)} after {taken} epochs: it diverged. Lower the learning "
+            f"The forgotten samples' loss became {abs(value)} after {epoch} epochs: it diverged. Lower the learning "
             f"rate (lr={lr}) or the epochs."
         ),
     )
-    known = 0
+    right = 0
     with eval_mode(model):
-        while taken < (MOST_EPOCHS if epochs is None else epochs):
+        while epoch < (MOST_EPOCHS if epochs is None else epochs):
             for batch in torch.randperm(len(labels), generator=generator).split(batch_size):
-                wanted = labels[batch]
+                targets = labels[batch]
                 if random_labels:
-                    wanted = (wanted + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
-                loss = F.cross_entropy(logits(model, inputs[batch]), wanted.to(device_of(model)))
+                    targets = (targets + torch.randint(1, classes, (len(batch),), generator=generator)) % classes
+                loss = F.cross_entropy(logits(model, inputs[batch]), targets.to(device_of(model)))
                 stepper.step(loss if random_labels else -loss)
-            taken += 1
+            epoch += 1
             if epochs is None:
-                known = int((predict(model, inputs).argmax(1) == labels).sum())
-                if not known:
+                right = int((predict(model, inputs).argmax(1) == labels).sum())
+                if not right:
                     break
     for parameter in parameters:
         parameter.grad = None
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
-        raise InputError(f"The weights overflowed after {taken} epochs. Lower the learning rate (lr={lr}) or the epochs.")
-    if known:
+        raise InputError(f"The weights overflowed after {epoch} epochs. Lower the learning rate (lr={lr}) or the epochs.")
+    if right:
         name = "random-label" if random_labels else "max-loss"
         warnings.warn(
-            f"{name}: after {taken} epochs, the most that are taken unless told, {known} of {len(labels)} forgotten samples are "
+            f"{name}: after {epoch} epochs, the most that are taken unless told, {right} of {len(labels)} forgotten samples are "
             f"still classified correctly. Raise the learning rate (lr={lr}) or name the epochs",
             stacklevel=2,
         )
-    return taken
+    return epoch
 
 
 def _cost(problem: Problem) -> list[Route]:
     """Without a number of epochs they end when nothing is classified correctly any more, after :data:`TYPICAL_EPOCHS` or so."""
-    given = problem.options["epochs"]
-    epochs = TYPICAL_EPOCHS if given is None else count_of(problem, "epochs")
+    option = problem.options["epochs"]
+    epochs = TYPICAL_EPOCHS if option is None else count_of(problem, "epochs")
     forget = problem.sizes.forget
-    looks = 0.0 if given is not None else epochs * forget * problem.speed.forward
-    note = "training passes" if given is not None else f"training passes, {MOST_EPOCHS} epochs at most"
+    looks = 0.0 if option is not None else epochs * forget * problem.speed.forward
+    note = "training passes" if option is not None else f"training passes, {MOST_EPOCHS} epochs at most"
     return [problem.passes(epochs * forget, batch=count_of(problem, "batch_size"), extra_seconds=looks, note=note)]
 
 

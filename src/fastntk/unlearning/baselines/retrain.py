@@ -37,10 +37,10 @@ def retrain(task: Task, *, seed: int | None = None, retrain: Retrainer | None = 
 
 def _by_own_training(task: Task, function: Retrainer, *, seed: int) -> Outcome:
     ids = task.run.listed.ids
-    returned = train_own(task.run, function, [ids[i] for i in task.split.retain.tolist()], seed=seed)
-    details = {"seed": seed, "retrained_by": function_name(function), "changed_outside": len(returned.outside)}
-    vector = task.run.subset.on(returned.model).get()
-    return Outcome(vector, details, model=returned.model if returned.whole else None)
+    training = train_own(task.run, function, [ids[i] for i in task.split.retain.tolist()], seed=seed)
+    details = {"seed": seed, "retrained_by": function_name(function), "changed_outside": len(training.outside)}
+    vector = task.run.subset.on(training.model).get()
+    return Outcome(vector, details, model=training.model if training.whole else None)
 
 
 def full(task: Task) -> Outcome:

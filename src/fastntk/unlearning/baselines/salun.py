@@ -62,9 +62,9 @@ def salun(
         for batch in _epoch(descent, task.split.forget, retain, order=order, batch_size=batch_size):
             goes = torch.isin(batch, task.split.forget)
             shift = torch.randint(least, classes, (int(goes.sum()),), generator=descent.forget_draws).to(descent.labels)
-            wanted = descent.labels[batch].clone()
-            wanted[goes] = (wanted[goes] + shift) % classes
-            descent.step(_objective(descent, batch, wanted, goes, alpha=alpha))
+            targets = descent.labels[batch].clone()
+            targets[goes] = (targets[goes] + shift) % classes
+            descent.step(_objective(descent, batch, targets, goes, alpha=alpha))
     return descent.outcome(options | {"movable": int(mask.sum())})
 
 

@@ -91,9 +91,9 @@ def _rewound(descent: Descent, ends: list[tuple[float, Tensor]], error: float | 
     """Set the weights of the epoch whose error is nearest; say which it was, counted from 1."""
     if error is None or not ends:
         return {}
-    chosen = min(range(len(ends)), key=lambda epoch: (abs(ends[epoch][0] - error), -epoch))
-    descent.subset.set(ends[chosen][1])
-    return {"rewound_to": chosen + 1}
+    nearest = min(range(len(ends)), key=lambda epoch: (abs(ends[epoch][0] - error), -epoch))
+    descent.subset.set(ends[nearest][1])
+    return {"rewound_to": nearest + 1}
 
 
 def _cost(problem: Problem) -> list[Route]:

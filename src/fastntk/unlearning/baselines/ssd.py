@@ -77,15 +77,15 @@ def importances(task: Task, importance: Importance, *, batch_size: int) -> Tenso
 
 def dampening_factor(on_forget: Tensor, on_all: Tensor, *, alpha: float, dampening: float) -> Tensor:
     """β, (d,): 1 where a parameter is left alone."""
-    chosen = on_forget > alpha * on_all
-    return torch.where(chosen, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
+    mask = on_forget > alpha * on_all
+    return torch.where(mask, (dampening * on_all / on_forget).clamp(max=1.0), torch.ones_like(on_all))
 
 
 def _described(factor: Tensor, on_forget: Tensor, on_all: Tensor) -> dict[str, Any]:
-    moved = factor < 1
+    mask = factor < 1
     return {
-        "dampened": int(moved.sum()),
-        "mean_factor": float(factor[moved].mean()) if bool(moved.any()) else None,
+        "dampened": int(mask.sum()),
+        "mean_factor": float(factor[mask].mean()) if bool(mask.any()) else None,
         "largest_ratio": float((on_forget / on_all.clamp(min=torch.finfo(torch.float64).tiny)).max()),
     }
 

@@ -28,10 +28,10 @@ def fast_ntk(
     """The difference of two regressions on the rows, in closed form or by Newton's steps; needs only the anchor."""
     check_damping(damping)
     assert task.route is not None
-    decided = task.route.settings
+    settings = task.route.settings
     lin = task.linearised()
     labels, recipe = task.run.data.labels, task.run.recipe
-    form, because = decided["form"], decided["because"]
+    form, because = settings["form"], settings["because"]
     update: ClosedForm | SoftmaxForm | None = None
     if form != "softmax":
         update = closed_form(
@@ -42,8 +42,8 @@ def fast_ntk(
             scale=scale,
             scale_fit=scale_fit,
             loss="cross-entropy" if recipe is None else recipe.loss,
-            solver=decided["solver"],
-            rank=decided.get("rank"),
+            solver=settings["solver"],
+            rank=settings.get("rank"),
         )
         if form == "auto":
             form = "ridge" if update.explained >= RIDGE_REGIME else "softmax"

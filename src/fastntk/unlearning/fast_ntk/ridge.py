@@ -110,7 +110,7 @@ def closed_form(
     full, step = pair.full, pair.difference
     v = full.value[:, 0]
     lift = rows.matvec(full.value[:, 1]) if has_offset else torch.zeros_like(offset)
-    kind, fitted, explained = _fitted_scale(
+    kind, fitted, r_squared = _fitted_scale(
         rows.matvec(v), linearisation.outputs.double(), offset - lift, kind=scale_fit, loss=loss
     )
     if scale is not None:
@@ -122,7 +122,7 @@ def closed_form(
     delta = s * step.value[:, 0] - offset_step
     seconds = {"solve": time.perf_counter() - started}
     raised_from = None if s == fitted else fitted
-    return ClosedForm(delta, damping, pair.damping, s, kind, explained, raised_from, solver, full, step, seconds)
+    return ClosedForm(delta, damping, pair.damping, s, kind, r_squared, raised_from, solver, full, step, seconds)
 
 
 def check_damping(damping: float | None) -> None:
@@ -155,15 +155,15 @@ def _raised(
 
 def _fitted_scale(direction: Tensor, outputs: Tensor, start: Tensor, *, kind: ScaleFit, loss: str) -> tuple[str, float, float]:
     """(which fit, s, R² of the least-squares fit) for outputs ≈ start + s·direction, all (n, C)."""
-    moved = outputs - start
+    target = outputs - start
     square = direction.square().sum().clamp_min(1e-300)
-    least = float((direction * moved).sum() / square)
-    explained = 1.0 - float((moved - least * direction).square().sum() / moved.square().sum().clamp_min(1e-300))
+    least = float((direction * target).sum() / square)
+    r_squared = 1.0 - float((target - least * direction).square().sum() / target.square().sum().clamp_min(1e-300))
     if kind == "auto":
-        kind = "least-squares" if explained >= RIDGE_REGIME or loss == "squared" else "softmax"
+        kind = "least-squares" if r_squared >= RIDGE_REGIME or loss == "squared" else "softmax"
     if kind == "least-squares":
-        return kind, least, explained
-    wanted = outputs.softmax(1)
-    divergence = lambda s: -float((wanted * (start + s * direction).log_softmax(1)).sum())
+        return kind, least, r_squared
+    probabilities = outputs.softmax(1)
+    divergence = lambda s: -float((probabilities * (start + s * direction).log_softmax(1)).sum())
     bounds = sorted((0.0, 2.0 * least))
-    return kind, float(minimize_scalar(divergence, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x), explained
+    return kind, float(minimize_scalar(divergence, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x), r_squared

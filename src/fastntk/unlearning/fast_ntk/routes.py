@@ -41,18 +41,18 @@ STREAMED = "the rows are not stored, and softmax needs them many times"
 def cost(problem: Problem) -> list[Route]:
     """Every route that the options allow, the preferred first."""
     form, because = _form(problem)
-    stored = [place for place in problem.places if place in ("memory", "disk")]
+    places = [place for place in problem.places if place in ("memory", "disk")]
     if form == "softmax":
-        routes = [_newton(problem, place, because) for place in stored]
+        routes = [_newton(problem, place, because) for place in places]
         if problem.options["form"] == "softmax":
             if not routes:
                 raise InputError("form='softmax' needs stored rows: give rows='disk' and folder=..., or use form='ridge'.")
             return routes
         # What is left where the softmax form does not fit: equation (1), on stored rows before any that have to be made anew.
         small = "the softmax form does not fit the memory budget"
-        routes += [route for place in stored for route in _ridge(problem, place, "ridge", small)]
+        routes += [route for place in places for route in _ridge(problem, place, "ridge", small)]
         return routes + list(_streamed(problem, STREAMED))
-    routes = [route for place in stored for route in _ridge(problem, place, form, because)]
+    routes = [route for place in places for route in _ridge(problem, place, form, because)]
     return routes + list(_streamed(problem, because or STREAMED))
 
 
@@ -60,7 +60,7 @@ def newton_seconds(problem: Problem, place: Rows) -> float:
     """The softmax form on stored rows: sketch, damping, fit to all samples and to the retained ones."""
     s, speed = problem.sizes, problem.speed
     rank = min(RANK, s.parameters, s.n_rows)
-    many, single = (fixed + growth * s.parameters / RANK for fixed, growth in (FIT_PASSES, SOLVE_PASSES))
+    many, single = (constant + growth * s.parameters / RANK for constant, growth in (FIT_PASSES, SOLVE_PASSES))
     sketch = 4.0 * s.n_rows * s.body * rank / speed.gemm32 + 8.0 * s.parameters * rank**2 / speed.gemm64
     reading = many * problem.read_seconds(speed.read_many, place) + single * problem.read_seconds(speed.read, place)
     # Each pass is followed by a product with the sketch and its transpose, in float64, for each column.
@@ -79,20 +79,20 @@ def _form(problem: Problem) -> tuple[Form, str]:
     form = problem.options["form"]
     if form not in get_args(Form):
         raise InputError(f"form must be one of {', '.join(get_args(Form))}; got {form!r}.")
-    chosen = [name for name in RIDGE_OPTIONS if name in problem.given and problem.options[name] not in (None, "auto")]
-    foreign = [name for name in chosen if name != "damping"]
+    names = [name for name in RIDGE_OPTIONS if name in problem.given and problem.options[name] not in (None, "auto")]
+    foreign = [name for name in names if name != "damping"]
     if form == "softmax" and foreign:
         raise InputError(f"{', '.join(foreign)} belongs to form='ridge': leave it out, or choose that form.")
     if form == "ridge":
         return "ridge", "asked for"
     if form == "softmax":
         return "softmax", "asked for"
-    if chosen:
-        return "ridge", f"{', '.join(chosen)} given"
+    if names:
+        return "ridge", f"{', '.join(names)} given"
     if problem.recipe is None:
         return "auto", ""
-    squared = problem.recipe.loss == "squared"
-    return ("ridge", "the loss was squared") if squared else ("softmax", "the loss was cross-entropy")
+    is_squared = problem.recipe.loss == "squared"
+    return ("ridge", "the loss was squared") if is_squared else ("softmax", "the loss was cross-entropy")
 
 
 def _newton(problem: Problem, place: Rows, because: str) -> Route:
@@ -104,19 +104,19 @@ def _newton(problem: Problem, place: Rows, because: str) -> Route:
 def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[Route]:
     """Equation (1) on stored rows; with form "auto" the softmax form may follow, and is counted."""
     s, speed = problem.sizes, problem.speed
-    left = problem.memory - s.input_copy - (s.stored if place == "memory" and not problem.ready else 0)
-    read = problem.read_seconds(speed.read, place)
+    budget = problem.memory - s.input_copy - (s.stored if place == "memory" and not problem.ready else 0)
+    read_seconds = problem.read_seconds(speed.read, place)
     times = {
         "primal": _gram_flops(problem) / speed.gemm64 + 2 * _cholesky_seconds(s.parameters, problem),
         "dual": sum(
             float(m) * m * s.body / speed.gemm64 + _cholesky_seconds(m, problem) for m in (s.n_rows, s.retain * s.classes)
         ),
-        "matrix-free": 2 * ITERATIONS * read,
+        "matrix-free": 2 * ITERATIONS * read_seconds,
     }
     after = newton_seconds(problem, place) if form == "auto" else 0.0
     for solver in _solvers(problem):
         route = ROUTE_OF.get(solver, solver)
-        rank = 0 if solver == "lsmr" else largest_sketch(s.n_rows, s.parameters, max(left, 1), rank=DEFAULT_RANK)
+        rank = 0 if solver == "lsmr" else largest_sketch(s.n_rows, s.parameters, max(budget, 1), rank=DEFAULT_RANK)
         memory = bytes_of_routes(s.n_rows, s.parameters, rank=rank if route == "matrix-free" else 0)[route]
         second = {
             "primal": 8 * s.parameters**2 + _strips(s.parameters),
@@ -127,7 +127,7 @@ def _ridge(problem: Problem, place: Rows, form: Form, because: str) -> Iterator[
         memory = max(memory, newton_memory(problem)) if form == "auto" else memory
         settings = {"form": form, "because": because, "solver": solver, "rank": rank}
         label = f"{solver} (equation (1))" if form == "ridge" else f"{solver}, then newton where the loss was not squared"
-        yield problem.stored(place, label, seconds=read + times[route] + after, memory=memory, settings=settings)
+        yield problem.stored(place, label, seconds=read_seconds + times[route] + after, memory=memory, settings=settings)
 
 
 def _streamed(problem: Problem, because: str) -> Iterator[Route]:
@@ -178,11 +178,11 @@ def _by_products(problem: Problem, solver: str) -> tuple[str, float, int, dict[s
 
 def _solvers(problem: Problem) -> list[str]:
     """The one asked for, or all three with the preferred first."""
-    asked = problem.options["solver"]
-    if asked not in SOLVERS:
-        raise InputError(f"solver must be one of {', '.join(SOLVERS)}, not {asked!r}")
-    if asked != "auto":
-        return [str(asked)]
+    option = problem.options["solver"]
+    if option not in SOLVERS:
+        raise InputError(f"solver must be one of {', '.join(SOLVERS)}, not {option!r}")
+    if option != "auto":
+        return [str(option)]
     operations = choose(problem.sizes.n_rows, problem.sizes.parameters, 2**62).operations
     direct = sorted(("primal", "dual"), key=lambda solver: operations[solver])
     patient = PATIENCE * ITERATIONS * operations["matrix-free"]

@@ -160,9 +160,9 @@ class Regression:
     def on_all(self, damping: float | None) -> OnAll:
         """The regression on all samples, made once for each damping asked for; None fits it."""
         if damping not in self._on_all:
-            chosen, curve, x = (damping, {}, None) if damping is not None else _fit_damping(self)
-            optimum = self.solve([chosen * self.unit], weights=torch.ones(len(self.outputs), 1), x=x)
-            self._on_all[damping] = OnAll(chosen, curve, optimum, self.logits(optimum.x))
+            best, curve, x = (damping, {}, None) if damping is not None else _fit_damping(self)
+            optimum = self.solve([best * self.unit], weights=torch.ones(len(self.outputs), 1), x=x)
+            self._on_all[damping] = OnAll(best, curve, optimum, self.logits(optimum.x))
         return self._on_all[damping]
 
     def logits(self, x: Tensor) -> Tensor:
@@ -197,17 +197,17 @@ class Regression:
             gradient = self.rows.rmatvec(w * (p - targets)) + lam * x
             residual = gradient.norm(dim=0) / at_zero
             # Where it falls no further, rounding allows no more.
-            done = (residual <= tol) | ((residual > 0.9 * last) & (residual <= ROUNDING * tol))
-            if bool(done.all()) or steps == NEWTON - 1:
+            stop = (residual <= tol) | ((residual > 0.9 * last) & (residual <= ROUNDING * tol))
+            if bool(stop.all()) or steps == NEWTON - 1:
                 break
             last = residual
-            step, count = self._newton_step(p, w, gradient * ~done, lam, forcing=min(FORCING, float(residual.max()) ** 0.5))
-            moved = self.rows.matvec(step)
-            length = self._lengths(x, logits, step, moved, w, lam)
+            step, count = self._newton_step(p, w, gradient * ~stop, lam, forcing=min(FORCING, float(residual.max()) ** 0.5))
+            change = self.rows.matvec(step)
+            length = self._lengths(x, logits, step, change, w, lam)
             steps, iterations = steps + 1, iterations + count
             if not bool(length.any()):
                 break
-            x, logits = x + length * step, logits + length * moved
+            x, logits = x + length * step, logits + length * change
         return Optima(x, float(residual.max()), tol, steps, iterations)
 
     def _newton_step(self, p: Tensor, w: Tensor, gradient: Tensor, lam: Tensor, *, forcing: float) -> tuple[Tensor, int]:
@@ -277,10 +277,10 @@ def _fit_damping(regression: Regression) -> tuple[float, dict[str, float], Tenso
         least = min(range(len(divergences)), key=divergences.__getitem__)
         if least < len(divergences) - 1:
             break
-    chosen = dampings[least]
+    best = dampings[least]
     if 0 < least < len(divergences) - 1:
         above, here, below = divergences[least - 1 : least + 2]
         bend = above - 2 * here + below
         # In steps of half a decade, from the least: between -1/2 and 1/2.
-        chosen *= 10.0 ** (-0.5 * 0.5 * (above - below) / bend) if bend > 0 else 1.0
-    return chosen, {f"{damping:.3g}": value for damping, value in zip(dampings, divergences)}, starts[least]
+        best *= 10.0 ** (-0.5 * 0.5 * (above - below) / bend) if bend > 0 else 1.0
+    return best, {f"{damping:.3g}": value for damping, value in zip(dampings, divergences)}, starts[least]

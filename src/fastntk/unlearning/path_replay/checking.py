@@ -54,13 +54,13 @@ def images_match(features: Tensor, recorded: Tensor, labels: Tensor) -> Match | 
 def replay_miss(run: Run, columns: Columns, lanes: Lanes) -> float:
     """How far the recorded lane ended from the trained weights, over the fine-tuning's own length."""
     theta, origin = run.subset.get().cpu(), run.anchor.cpu()
-    ended = theta.clone()
-    ended[columns.head] = lanes.head[0].reshape(-1)
+    end = theta.clone()
+    end[columns.head] = lanes.head[0].reshape(-1)
     if columns.bias is not None and lanes.bias is not None:
-        ended[columns.bias] = lanes.bias[0]
+        end[columns.bias] = lanes.bias[0]
     if len(columns.body):
-        ended[columns.body] = lanes.body[0]
-    return float((ended - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
+        end[columns.body] = lanes.body[0]
+    return float((end - theta).norm() / (theta - origin).norm().clamp_min(1e-30))
 
 
 def missing_text(miss: float) -> str:
@@ -99,16 +99,16 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
     if miss > MISS:
         reasons.append(missing_text(miss))
     empty = not len(walker.split.forget)
-    trained, left = (0.0 if empty else body_share(walker.run, walker.trace, names) for names in ((), walk.names))
-    evidence: dict[str, Any] = {"replay_miss": miss, "trained_share": trained, "left_share": left}
+    trained, left_share = (0.0 if empty else body_share(walker.run, walker.trace, names) for names in ((), walk.names))
+    evidence: dict[str, Any] = {"replay_miss": miss, "trained_share": trained, "left_share": left_share}
     evidence["thresholds"] = {"replay_miss": MISS, "retrain": RETRAIN, "trained_share": WHOLE, "left_share": WHOLE}
     own = walk.size.depth > 0 and len(walk.exact) == walker.trace.epochs  # every epoch was the network's own
-    if (whole := whole_text(trained, left)) and (left > WHOLE or not own):
+    if (whole := whole_text(trained, left_share)) and (left_share > WHOLE or not own):
         reasons.insert(0, whole)
         warnings.warn(f"path-replay: {whole}.", stacklevel=2)
     drift = walker.trace.facts.drift
-    asked = walk.size.depth > 0 and walker.trace.visits > 0  # the head's features are the recorded ones: nothing to ask
-    if asked and validate:
+    checkable = walk.size.depth > 0 and walker.trace.visits > 0  # the head's features are the recorded ones: nothing to ask
+    if checkable and validate:
         started = time.perf_counter()
         errors, apart, match = _errors(walker, walk)
         walker.count("validity", started)
@@ -132,8 +132,8 @@ def checked(walker: Walker, walk: Walk, *, validate: bool) -> tuple[Trace, dict[
                 f"the errors of {facts.requests} requests in a row add up to {drift:.3f} of total variation, more than two "
                 f"seeds differ ({chain['noise']:.3f}): ask the run they began with for all of them at once"
             )
-    said = "retrain instead" if reasons else "not checked" if asked and not validate else "ok"
-    verdict = {"verdict": said, "reasons": reasons, "step_length": 1.0, **evidence}
+    outcome = "retrain instead" if reasons else "not checked" if checkable and not validate else "ok"
+    verdict = {"verdict": outcome, "reasons": reasons, "step_length": 1.0, **evidence}
     return dataclasses.replace(walk.trace, facts=facts), chain, verdict
 
 
@@ -144,9 +144,9 @@ def _errors(walker: Walker, walk: Walk) -> tuple[dict[str, float], float, Match 
     theta = walker.run.subset.get()
     before, features = walker.network.features(theta, watch.positions)
     after, _ = walker.network.features(walk.vector, watch.positions)
-    said = walker.expected(walk, dataclasses.replace(watch, features=features))
+    replay = walker.expected(walk, dataclasses.replace(watch, features=features))
     sets = {"retain": ~watch.forgotten, "forget": watch.forgotten}
     errors = {
-        name: prediction_error(after[where], before[where], said[where]) for name, where in sets.items() if bool(where.any())
+        name: prediction_error(after[where], before[where], replay[where]) for name, where in sets.items() if bool(where.any())
     }
-    return errors, change(after, said, watch)["retain"], images_match(features, watch.features, watch.labels)
+    return errors, change(after, replay, watch)["retain"], images_match(features, watch.features, watch.labels)

@@ -31,8 +31,8 @@ class Columns:
         parts = {"head": anchor[self.head].view(facts.classes, facts.features), "body": anchor[self.body]}
         if self.bias is not None:
             return parts | {"bias": anchor[self.bias]}
-        frozen = dict(run.model.named_parameters()).get(f"{facts.head_weight.removesuffix('weight')}bias")
-        return parts if frozen is None else parts | {"constant": frozen.detach().cpu().clone()}
+        bias = dict(run.model.named_parameters()).get(f"{facts.head_weight.removesuffix('weight')}bias")
+        return parts if bias is None else parts | {"constant": bias.detach().cpu().clone()}
 
     def moved(self, base: Tensor, lanes: Lanes, lane: int) -> Tensor:
         """``base`` (d,) with what a lane has beyond the recorded one."""

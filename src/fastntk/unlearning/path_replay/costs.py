@@ -25,12 +25,12 @@ def cost(problem: Problem) -> list[Route]:
         return [without_trace(Route(problem.method, "none", "replay", math.nan))]
     sizes: Sequence[DepthSize] = problem.surveyed
     options = problem.options
-    chosen = parsed(options["depth"])  # type: ignore[arg-type]
+    depth = parsed(options["depth"])  # type: ignore[arg-type]
     epochs = len(path_epochs(options["checkpoints"], problem.trace.epochs, least=1))  # type: ignore[arg-type]
     points = len(path_epochs(options["correction"], problem.trace.epochs, least=0))  # type: ignore[arg-type]
-    if chosen == "auto":
-        asked: Any = options["exact"]
-        exact = len(exact_epochs(asked, problem.trace.epochs, chosen, own_loop=problem.trace.own_loop))
+    if depth == "auto":
+        exact_option: Any = options["exact"]
+        exact = len(exact_epochs(exact_option, problem.trace.epochs, depth, own_loop=problem.trace.own_loop))
         ladder = rungs(sizes, share(options["budget"]), epochs, problem.trace.epochs, exact=exact)
         auto = _routes(problem, ladder, epochs, points, "auto")
         while len(ladder) > 1 and not (auto[0].fits and auto[0].memory <= problem.memory):
@@ -41,7 +41,7 @@ def cost(problem: Problem) -> list[Route]:
             *auto,
             *(route for size in sizes for route in _routes(problem, [size], epochs, points, _name(size, sizes))),
         ]
-    size = size_at(sizes, chosen)
+    size = size_at(sizes, depth)
     return _routes(problem, [size], epochs, points, _name(size, sizes))
 
 
@@ -60,30 +60,30 @@ def _routes(problem: Problem, ladder: Sequence[DepthSize], checkpoints: int, poi
     seconds, most = 0.0, 0
     for size in ladder:
         rows = s.samples * s.classes * size.numbers * s.itemsize
-        read = 3.0 * trace.epochs * min(2, checkpoints) * rows / (speed.replay if math.isfinite(speed.replay) else 2e9)
+        read_seconds = 3.0 * trace.epochs * min(2, checkpoints) * rows / (speed.replay if math.isfinite(speed.replay) else 2e9)
         walks = 2 if points and size.depth else 1
-        seconds += walks * (trace.steps * step + head + (read if size.depth else 0.0))
+        seconds += walks * (trace.steps * step + head + (read_seconds if size.depth else 0.0))
         if size.depth:
             seconds += checkpoints * s.samples * size.passes * speed.step + 2 * points * s.samples * speed.forward
             most = max(most, checkpoints * rows)
-    asked: Any = problem.options["exact"]
+    exact_option: Any = problem.options["exact"]
     depth = "auto" if name == "auto" else ladder[-1].depth
-    exact = len(exact_epochs(asked, trace.epochs, depth, own_loop=trace.own_loop))
+    exact = len(exact_epochs(exact_option, trace.epochs, depth, own_loop=trace.own_loop))
     if most:
         seconds += exact * s.retain * speed.step
-    written = trace.visits * trace.features * s.itemsize  # the new trace, which goes to a folder where it is large
-    work = (written if written <= IN_MEMORY * problem.memory else 0) + CHUNK_BYTES + 16 * 8 * s.parameters
-    fixed = problem.fixed_seconds
+    trace_bytes = trace.visits * trace.features * s.itemsize  # the new trace, which goes to a folder where it is large
+    work = (trace_bytes if trace_bytes <= IN_MEMORY * problem.memory else 0) + CHUNK_BYTES + 16 * 8 * s.parameters
+    base = problem.fixed_seconds
     settings = {"ladder": tuple(size.depth for size in ladder)}
     if most == 0:
-        return [Route(problem.method, "none", name, seconds + fixed, work, settings=settings)]
+        return [Route(problem.method, "none", name, seconds + base, work, settings=settings)]
     making = s.input_copy + s.chunk * (problem.speed.row_bytes + s.classes * ladder[-1].numbers * s.itemsize)
     places: list[Rows] = [place for place in problem.places if place in ("memory", "disk")]
     if not places:
         why = "its rows are read at every step, and cannot be made as needed: rows are 'memory' or 'disk'"
-        return [Route(problem.method, "stream", name, seconds + fixed, settings=settings, fits=False, why_not=why)]
-    held = {place: work + making + (most if place == "memory" else 0) for place in places}
-    place = next((place for place in places if held[place] <= problem.memory), places[-1])
+        return [Route(problem.method, "stream", name, seconds + base, settings=settings, fits=False, why_not=why)]
+    needs = {place: work + making + (most if place == "memory" else 0) for place in places}
+    place = next((place for place in places if needs[place] <= problem.memory), places[-1])
     return [
-        Route(problem.method, place, name, seconds + fixed, held[place], disk=most if place == "disk" else 0, settings=settings)
+        Route(problem.method, place, name, seconds + base, needs[place], disk=most if place == "disk" else 0, settings=settings)
     ]

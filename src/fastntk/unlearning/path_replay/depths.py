@@ -71,15 +71,15 @@ def survey(run: Run, options: dict[str, Any]) -> tuple[DepthSize, ...]:
         raise InputError(f"depth={depth!r} is not possible: {reason}. Take depth='head'{give}.")
     network = network_of(run, trace)
     sizes = (head, *(DepthSize(k, network.numbers(k), network.costs[k]) for k in range(1, len(network.blocks) + 1)))
-    left = trace.facts.left
+    rest = trace.facts.left
     if isinstance(depth, int) and depth >= len(sizes):
         others = (
-            f"; the others have no path in the trace{_why_left(trace.facts.requests)}" if left else "; depth='all' takes them all"
+            f"; the others have no path in the trace{_why_left(trace.facts.requests)}" if rest else "; depth='all' takes them all"
         )
         raise InputError(f"depth={depth} is not possible: there are {len(sizes) - 1} blocks that may move{others}.")
-    if depth == "all" and left:
+    if depth == "all" and rest:
         raise InputError(
-            f"depth='all' is not possible: {len(left)} tuned parameters have no path in the trace"
+            f"depth='all' is not possible: {len(rest)} tuned parameters have no path in the trace"
             f"{_why_left(trace.facts.requests)}. Take a number of blocks up to {len(sizes) - 1}, or ask the run before it."
         )
     return sizes

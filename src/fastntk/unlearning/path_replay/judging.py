@@ -41,10 +41,10 @@ def watched(trace: Trace, split: Split, *, most: int = MOST) -> Watched:
     last = trace.last_visits
     parts = [some(part[last[part] >= 0], most) for part in (split.retain, split.forget)]
     positions = torch.cat(parts)
-    forgotten = torch.cat([torch.zeros(len(parts[0]), dtype=torch.bool), torch.ones(len(parts[1]), dtype=torch.bool)])
+    forget_mask = torch.cat([torch.zeros(len(parts[0]), dtype=torch.bool), torch.ones(len(parts[1]), dtype=torch.bool)])
     empty = torch.empty(0, trace.facts.features, dtype=trace.features.dtype)
     features = torch.cat([empty, *(trace.features.read(i, i + 1) for i in last[positions].tolist())])
-    return Watched(positions, forgotten, trace.listed.labels[positions], features)
+    return Watched(positions, forget_mask, trace.listed.labels[positions], features)
 
 
 def predicted(watch: Watched, lanes: Lanes, lane: int, *, step: int, motion: Motion | None, constant: Tensor | None) -> Tensor:
@@ -73,15 +73,15 @@ def noise(run: Run, trace: Trace, watch: Watched, keep: Tensor) -> dict[str, flo
     """The mean :func:`change` between replays of the head without the forgotten samples that differ in batch order only."""
     columns = columns_of(run, trace)
     anchor = columns.anchor(run, trace)
-    known: list[Tensor] = []
+    outputs: list[Tensor] = []
     for shuffle in range(SHUFFLES):
 
         def order(epoch: int, visits: int, shuffle: int = shuffle) -> Tensor:
             return torch.from_numpy(np.random.default_rng([shuffle, epoch]).permutation(visits))
 
         lanes = replay(trace, anchor, keep.unsqueeze(0), spans=columns.spans, order=order, description="noise of seeds").lanes
-        known.append(predicted(watch, lanes, 1, step=trace.steps, motion=None, constant=anchor.get("constant")))
-    pairs = [change(known[i], known[j], watch) for i in range(SHUFFLES) for j in range(i)]
+        outputs.append(predicted(watch, lanes, 1, step=trace.steps, motion=None, constant=anchor.get("constant")))
+    pairs = [change(outputs[i], outputs[j], watch) for i in range(SHUFFLES) for j in range(i)]
     return {name: sum(pair[name] for pair in pairs) / len(pairs) for name in pairs[0]}
 
 

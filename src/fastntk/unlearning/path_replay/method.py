@@ -52,12 +52,12 @@ def path_replay(
     epochs = path_epochs(checkpoints, task.trace.epochs, least=1)
     points = path_epochs(correction, task.trace.epochs, least=0)
     by_network = exact_epochs(exact, task.trace.epochs, depth, own_loop=task.trace.facts.mode == "recorded")
-    chosen = parsed(depth)
-    if chosen == "auto":
-        walked, climb = _climb(walker, sizes, share(budget), epochs, points, by_network)
+    parsed_depth = parsed(depth)
+    if parsed_depth == "auto":
+        walk, climb = _climb(walker, sizes, share(budget), epochs, points, by_network)
     else:
-        walked, climb = walker.walk(size_at(sizes, chosen), epochs, points, by_network), None
-    return _outcome(walker, walked, sizes, epochs, climb, validate=validate)
+        walk, climb = walker.walk(size_at(sizes, parsed_depth), epochs, points, by_network), None
+    return _outcome(walker, walk, sizes, epochs, climb, validate=validate)
 
 
 def _climb(
@@ -89,15 +89,15 @@ def _climb(
     for size in ladder[1:]:
         deeper = walker.walk(size, epochs, points, exact) if size is ladder[-1] else walker.walk(size, epochs, (), ())
         new = walker.expected(deeper, watch)
-        moved = change(new, answers, watch)
+        difference = change(new, answers, watch)
         record["tried"].append(size.depth)
-        record["changes"].append(rounded(moved))
+        record["changes"].append(rounded(difference))
         walk, answers = deeper, new
         ahead = (sizes[-1].depth - before) / (size.depth - before)
-        if within({name: ahead * value for name, value in moved.items()}, limit):
+        if within({name: ahead * value for name, value in difference.items()}, limit):
             why = "if every further block changed the answers as much, all would change them by less than two seeds differ"
-            asked = size is not ladder[-1] and (points or exact)  # of the result, but not of a probe
-            again = walker.walk(size, epochs, points, exact) if asked else walk
+            repeat = size is not ladder[-1] and (points or exact)  # of the result, but not of a probe
+            again = walker.walk(size, epochs, points, exact) if repeat else walk
             return again, record | {"stopped": why}
         before = size.depth
     everything = ladder[-1] is sizes[-1]
@@ -110,14 +110,14 @@ def _outcome(
     """The new vector, its trace, and what is known of both."""
     run, facts = walker.run, walker.trace.facts
     head = [name for name in (facts.head_weight, facts.head_bias) if name is not None]
-    moved = [name for name in run.subset.names if name in head or name in walk.names]
-    left = [name for name in run.subset.names if name not in moved]
-    everything = walk.size is sizes[-1] and not facts.left and not left
+    moved_names = [name for name in run.subset.names if name in head or name in walk.names]
+    others = [name for name in run.subset.names if name not in moved_names]
+    everything = walk.size is sizes[-1] and not facts.left and not others
     details: dict[str, Any] = {
         "depth": "head" if not walk.size.depth else "all" if everything else walk.size.depth,
         "blocks": walk.size.depth,
-        "moved": moved,
-        "left": left,
+        "moved": moved_names,
+        "left": others,
         "checkpoints": list(epochs) if walk.size.depth else [],
         "correction": list(walk.corrected),
         "exact": list(walk.exact),
@@ -130,11 +130,11 @@ def _outcome(
     trace, chain, validity = checked(walker, walk, validate=validate)
     details |= {"chain": chain, "validity": validity, "replay_miss": validity["replay_miss"]}
     notes = []
-    if climb is not None and left and len(sizes) == 1:
+    if climb is not None and others and len(sizes) == 1:
         notes.append(f"depth auto went no further than the head: {climb['stopped']}")
-    if left:
+    if others:
         notes.append(
-            f"{len(left)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"
+            f"{len(others)} of {len(run.subset.names)} tuned tensors were left where the forgotten samples helped to put them"
         )
     if unexplained(walker.trace.clips, facts.max_norm):
         notes.append("gradients were clipped by a rule that is not known, and the recorded factors were kept: an approximation")

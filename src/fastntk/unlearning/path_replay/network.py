@@ -49,12 +49,12 @@ class PathNetwork:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Of the body, from the head inwards, up to the first with a parameter whose path the trace does not have."""
-        found = []
+        sequence = []
         for block in blocks(self.engine):
             if not set(block.parameters) <= set(self.trace.facts.body):
                 break
-            found.append(block)
-        return tuple(found)
+            sequence.append(block)
+        return tuple(sequence)
 
     def names(self, depth: int) -> tuple[str, ...]:
         """Tuned parameters of the last ``depth`` blocks."""
@@ -125,9 +125,9 @@ class PathNetwork:
                     started = time.perf_counter()
                     self._kept[depth, epoch] = self._rows(depth, epoch, place=place, scratch=scratch, chunk=chunk)
                     self.seconds[f"rows, depth {depth}, epoch {epoch}"] = time.perf_counter() - started
-                known = min(self._depths_kept(epoch, depth))
-                seconds += self.seconds[f"rows, depth {known}, epoch {epoch}"]
-                points.append(self._cut(self._kept[known, epoch], known, depth))
+                source_depth = min(self._depths_kept(epoch, depth))
+                seconds += self.seconds[f"rows, depth {source_depth}, epoch {epoch}"]
+                points.append(self._cut(self._kept[source_depth, epoch], source_depth, depth))
         assert all(point.of(torch.arange(1)).shape[2] == self.numbers(depth) for point in points)
         return points, seconds
 
@@ -137,7 +137,7 @@ class PathNetwork:
 
     def _depths_kept(self, epoch: int, least: int) -> list[int]:
         """Depths, from ``least`` on, that have rows at this epoch."""
-        return [depth for depth, known in self._kept if known == epoch and depth >= least]
+        return [depth for depth, other in self._kept if other == epoch and depth >= least]
 
     def _cut(self, point: Checkpoint, have: int, want: int) -> Checkpoint:
         if have == want:
@@ -198,22 +198,22 @@ class PathNetwork:
             self._subset.set(vector)
             parameters = self._subset.parameters
             head = self._work.get_submodule(self.trace.facts.head_weight.rpartition(".")[0])
-            seen: list[Tensor] = []
-            hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+            head_inputs: list[Tensor] = []
+            hook = head.register_forward_pre_hook(lambda module, args: head_inputs.append(args[0].detach()))
             try:
                 with torch.enable_grad():
                     outputs = logits(self._work, fast_layout(self._work, self.run.data.inputs[positions]))
-                    wanted = self.run.data.labels[positions] if targets is None else targets
-                    wanted = wanted.to(outputs.device)
+                    labels = self.run.data.labels[positions] if targets is None else targets
+                    labels = labels.to(outputs.device)
                     batches = parts or ((slice(None), 1.0),)
                     loss = sum(
-                        (share * self.trace.loss.mean(outputs[part], wanted[part]) for part, share in batches),
+                        (share * self.trace.loss.mean(outputs[part], labels[part]) for part, share in batches),
                         torch.zeros(()).to(outputs),
                     )
                     gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             finally:
                 hook.remove()
-        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), seen[0].cpu()
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu(), head_inputs[0].cpu()
 
     def recorded_features(self, epoch: int) -> Tensor:
         """Of all samples at the start of an epoch of the recorded path (n, H); kept."""
@@ -228,11 +228,11 @@ class PathNetwork:
 def network_of(run: Run, trace: Trace) -> PathNetwork:
     """The one kept with the trace, for this run's weights and images as they are now."""
     with _LOCK:
-        known = trace.memo.get("network")
-        if not isinstance(known, PathNetwork) or known.state != _state(run):
-            known = PathNetwork(run, trace)
-            trace.memo["network"] = known
-        return known
+        network = trace.memo.get("network")
+        if not isinstance(network, PathNetwork) or network.state != _state(run):
+            network = PathNetwork(run, trace)
+            trace.memo["network"] = network
+        return network
 
 
 _LOCK = threading.Lock()
@@ -240,5 +240,5 @@ _LOCK = threading.Lock()
 
 def _state(run: Run) -> tuple[object, ...]:
     """Changes where the model or the data is another one, or torch saw it written to."""
-    written = tuple(tensor._version for tensor in (*run.model.parameters(), *run.model.buffers()))
-    return id(run.model), id(run.data), run.data.version, written
+    versions = tuple(tensor._version for tensor in (*run.model.parameters(), *run.model.buffers()))
+    return id(run.model), id(run.data), run.data.version, versions

@@ -58,7 +58,7 @@ def exact_epochs(asked: int | Sequence[int] | None, epochs: int, depth: int | st
     """
     if asked is None:
         asked = 0 if depth == "auto" or own_loop else epochs // EXACT
-    chosen = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
-    if not isinstance(chosen, Sequence) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in chosen):
+    selection = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
+    if not isinstance(selection, Sequence) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in selection):
         raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
-    return tuple(sorted(set(chosen)))
+    return tuple(sorted(set(selection)))

@@ -177,12 +177,12 @@ class _Stack:
 
         ``recorded``: the batch is that of the step, so its gradients on the recorded path are known.
         """
-        lanes, shaped, loss, parts = self.lanes, self._shaped, self._trace.loss, self._trace.parts_of(step)
-        kept = self._mask[:, samples]
-        self.empty = bool((kept[1:].sum(1) == 0).any())
-        if self.empty and len(kept) > 2:
+        lanes, gradients, loss, parts = self.lanes, self._shaped, self._trace.loss, self._trace.parts_of(step)
+        mask = self._mask[:, samples]
+        self.empty = bool((mask[1:].sum(1) == 0).any())
+        if self.empty and len(mask) > 2:
             raise InputError("several lanes need a retained sample in every step: replay the others alone")
-        weight = part_weights(self._trace, parts, kept)
+        weight = part_weights(self._trace, parts, mask)
         h = h.to(self._origin.dtype)
         features = h.expand(len(lanes.values), *h.shape)
         body: Tensor | None = None
@@ -191,21 +191,21 @@ class _Stack:
             classes, width = lanes.head.shape[1:]
             outputs = (h @ lanes.head.reshape(-1, width).T).view(len(h), -1, classes).transpose(0, 1)
             residual = loss.mean_residual(outputs + self._offset, targets, weight, parts)
-            shaped.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
+            gradients.head.copy_((residual.transpose(0, 1).reshape(len(h), -1).T @ h).view_as(lanes.head))
         else:
             local = None if self._motion is None else self._motion.at(step, samples)
             if local is not None:
                 features = features + local.forward(lanes.body - lanes.body[:1])
             outputs = _products(features, lanes.head.transpose(1, 2)) + self._offset
             residual = loss.mean_residual(outputs, targets, weight, parts)
-            shaped.head.copy_(_products(residual.transpose(1, 2), features))
+            gradients.head.copy_(_products(residual.transpose(1, 2), features))
             if local is not None:
-                known = self._recorded_body(step) if recorded else None
-                body = _beside(known, _products(residual, lanes.head), local.backward)
-                shaped.body.copy_(body)
-        if shaped.bias is not None:
+                body_gradient = self._recorded_body(step) if recorded else None
+                body = _beside(body_gradient, _products(residual, lanes.head), local.backward)
+                gradients.body.copy_(body)
+        if gradients.bias is not None:
             bias = self._trace.bias if recorded else None
-            shaped.bias.copy_(_beside(None if bias is None else bias[step], residual, lambda each: each.sum(1)))
+            gradients.bias.copy_(_beside(None if bias is None else bias[step], residual, lambda each: each.sum(1)))
         return features, body
 
     def _recorded_body(self, step: int) -> Tensor:
@@ -223,14 +223,14 @@ class _Stack:
         self, step: int, samples: Tensor, targets: Tensor, features: Tensor, body: Tensor | None, exact: Exact
     ) -> tuple[Tensor, Tensor | None]:
         """The network's own gradient at lane 1 instead of the model's, where it has one for this step."""
-        kept = self._keep[0][samples]
-        weights = part_weights(self._trace, self._trace.parts_of(step), self._mask[1:2, samples])[0, kept]
-        true = exact(step, samples[kept], targets[kept], self._trace.split_parts(step, kept, weights), self.lanes)
+        keep = self._keep[0][samples]
+        weights = part_weights(self._trace, self._trace.parts_of(step), self._mask[1:2, samples])[0, keep]
+        true = exact(step, samples[keep], targets[keep], self._trace.split_parts(step, keep, weights), self.lanes)
         if true is None:
             return features, body
-        self._grads[1], seen = true
+        self._grads[1], true_features = true
         features = features.clone()
-        features[1][kept] = seen
+        features[1][keep] = true_features
         return features, None if body is None else torch.stack([body[0], self._shaped.body[1]])
 
     def clips(self, step: int, body: Tensor | None) -> Tensor:

@@ -88,26 +88,26 @@ class Rewriter:
         """See :data:`fastntk.unlearning.path_replay.replay.Observer`."""
         step, samples = seen.step, seen.samples
         self._begin_epochs(step, seen.lanes)
-        kept = self._keep[samples]
-        if not bool(kept.any()):
+        keep = self._keep[samples]
+        if not bool(keep.any()):
             return
         trace = self._trace
         parts = trace.parts_of(step)
-        counts = [(int(kept[start:stop].sum()), share) for start, stop, share in parts]
+        counts = [(int(keep[start:stop].sum()), share) for start, stop, share in parts]
         if trace.facts.average == "sum":  # a smaller batch has less of it
             counts = [(count, share * count / (stop - start)) for (count, share), (start, stop, _) in zip(counts, parts)]
         if trace.facts.average == "step":  # the mean of all: batches that are gone leave their share to the others
-            total, rest = (sum(share for count, share in counts if count or not left) for left in (False, True))
+            total, rest = (sum(share for count, share in counts if count or not nonempty) for nonempty in (False, True))
             counts = [(count, share * total / rest if rest else share) for count, share in counts]
         self._writer.step(
-            self._position[samples[kept]],
-            seen.features[1][kept],
+            self._position[samples[keep]],
+            seen.features[1][keep],
             torch.empty(0).to(seen.features) if seen.body is None else seen.body[1],
             rate=trace.rates[step].tolist(),
             clip=float(seen.clips[1]),
             norm=math.nan if trace.norms is None else self._norm(seen, float(trace.norms[step])),
             parts=[part for part in counts if part[0]],
-            targets=seen.targets[kept],
+            targets=seen.targets[keep],
             bias=None if seen.bias is None else seen.bias[1],
         )
         self._steps.append(step)
@@ -130,17 +130,17 @@ class Rewriter:
         """The new trace, which ends at ``vector`` (d,)."""
         self._begin_epochs(self._trace.steps, lanes)
         facts = self._trace.facts
-        left = tuple(name for name in self._run.subset.names if name in facts.left or name in facts.body)
+        body_names = tuple(name for name in self._run.subset.names if name in facts.left or name in facts.body)
         new = dataclasses.replace(
             facts,
             body=tuple(name for name in facts.body if name in self._moving),
-            left=tuple(name for name in left if name not in self._moving),
+            left=tuple(name for name in body_names if name not in self._moving),
             trained=tensor_digest(vector),
             requests=facts.requests + 1,
         )
-        listed = self._trace.listed.subset(self._split.retain)
+        samples = self._trace.listed.subset(self._split.retain)
         varying = {name: values[self._steps] for name, values in self._trace.varying.items()}
-        trace, _ = self._writer.finish(new, listed, varying=varying, function=self._trace.function)
+        trace, _ = self._writer.finish(new, samples, varying=varying, function=self._trace.function)
         if self._home is not None:
             trace.memo[HOME] = self._home
         return trace

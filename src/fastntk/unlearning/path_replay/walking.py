@@ -62,14 +62,14 @@ class Walker:
         """
         names = self.network.names(size.depth) if size.depth else ()
         columns = columns_of(self.run, self.trace, names)
-        motion, seconds, reused = None, 0.0, False
+        motion, seconds, reuse = None, 0.0, False
         if size.depth:
-            motion, seconds, reused = self._motion(size.depth, columns, epochs, points, exact)
+            motion, seconds, reuse = self._motion(size.depth, columns, epochs, points, exact)
         else:
             points, exact = (), ()
         started = time.perf_counter()
-        allowed = self.task.row_options.memory_budget
-        rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=allowed, scratch=self._scratch)
+        budget = self.task.row_options.memory_budget
+        rewriter = Rewriter(self.run, self.trace, self.split, columns, names, allowed=budget, scratch=self._scratch)
         lanes = replay(
             self.trace,
             columns.anchor(self.run, self.trace),
@@ -83,23 +83,23 @@ class Walker:
         trace = rewriter.finish(lanes, vector)
         self._taken.clear()
         self.count("replay", started)
-        return Walk(size, names, columns, motion, lanes, vector, trace, seconds, reused, tuple(points), tuple(exact))
+        return Walk(size, names, columns, motion, lanes, vector, trace, seconds, reuse, tuple(points), tuple(exact))
 
     def _motion(
         self, depth: int, columns: Columns, epochs: Sequence[int], points: Sequence[int], exact: Sequence[int]
     ) -> tuple[RowMotion, float, bool]:
         """How features move at this depth, the seconds of what serves later requests too, and whether its rows were there."""
-        reused = self.network.has_rows(depth, epochs)
+        reuse = self.network.has_rows(depth, epochs)
         started = time.perf_counter()
         place = "disk" if self._place == "disk" else "memory"
         checkpoints, seconds = self.network.rows(depth, epochs, place=place, scratch=self._scratch, chunk=self._chunk)
-        if not reused:
+        if not reuse:
             self.count("rows", started)
         motion = RowMotion(checkpoints, columns.inside)
         if points:
             motion, extra = self._corrected(motion, columns, points, exact)
             seconds += extra
-        return motion, seconds, reused
+        return motion, seconds, reuse
 
     def _corrected(
         self, motion: RowMotion, columns: Columns, points: Sequence[int], exact: Sequence[int]
@@ -118,14 +118,14 @@ class Walker:
         extra, seconds = [], 0.0
         for epoch, step in zip(points, steps):
             lanes = first.points[step]
-            known = network.recorded_features(epoch)
+            features = network.recorded_features(epoch)
             seconds += network.seconds[f"features, epoch {epoch}"]
-            true = torch.zeros_like(known)
-            true[retained] = network.features(columns.moved(trace.weights[epoch], lanes, 1), retained)[1] - known[retained]
-            said = torch.zeros_like(known)
+            true = torch.zeros_like(features)
+            true[retained] = network.features(columns.moved(trace.weights[epoch], lanes, 1), retained)[1] - features[retained]
+            estimate = torch.zeros_like(features)
             for part in retained.split(256):
-                said[part] = motion.at(step, part).forward(lanes.body - lanes.body[:1])[1]
-            extra.append(true - said)
+                estimate[part] = motion.at(step, part).forward(lanes.body - lanes.body[:1])[1]
+            extra.append(true - estimate)
         self.count("correction", started)
         return RowMotion(motion.checkpoints, motion.columns, Correction(tuple(steps), tuple(extra))), seconds
 
@@ -138,18 +138,18 @@ class Walker:
             return None
         trace = self.trace
         starts = trace.epoch_steps.tolist()
-        chosen = {step for epoch in epochs for step in range(starts[epoch], starts[epoch + 1])}
+        steps = {step for epoch in epochs for step in range(starts[epoch], starts[epoch + 1])}
         order = torch.cat([part for part in (columns.head, columns.bias, columns.body) if part is not None])
         recorded = self._recorded(order)
 
         def exact(
             step: int, samples: Tensor, targets: Tensor, parts: Sequence[tuple[slice, float]], lanes: Lanes
         ) -> tuple[Tensor, Tensor] | None:
-            if step not in chosen:
+            if step not in steps:
                 return None
-            known = self._taken.get(step)
-            if known is not None and torch.equal(known[0], lanes.values[1]):  # a second walk begins as the first one
-                return known[1], known[2]
+            memo = self._taken.get(step)
+            if memo is not None and torch.equal(memo[0], lanes.values[1]):  # a second walk begins as the first one
+                return memo[1], memo[2]
             base = recorded(step).to("cpu", copy=True)
             base[order] = lanes.values[1]
             gradient, features = self.network.gradient(base, samples, targets, parts)

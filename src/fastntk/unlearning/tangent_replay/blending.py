@@ -61,8 +61,8 @@ def blend_update(
 
     ``probabilities`` (n, C): the replay of all samples'; ``miss``: its distance to the network's on the retained ones.
     """
-    wanted = recipe.loss == "cross-entropy" and miss > EXACT if blend == "auto" else blend != 0
-    if not wanted:
+    applies = recipe.loss == "cross-entropy" and miss > EXACT if blend == "auto" else blend != 0
+    if not applies:
         return BlendedUpdate(delta, 0.0, None)
     regression = softmax_form(linearisation, labels, split)
     network = linearisation.outputs.softmax(1)

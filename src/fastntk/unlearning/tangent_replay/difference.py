@@ -75,12 +75,12 @@ def tangent_replay_update(
     if isinstance(polish, bool) or not isinstance(polish, int) or not 0 <= polish <= recipe.epochs:
         raise InputError(f"polish counts epochs of the recipe: 0 to {recipe.epochs}, got {polish!r}.")
     started = time.perf_counter()
-    selected = choose_path(linearisation, labels, recipe, path=path, walked=walked)
+    selection = choose_path(linearisation, labels, recipe, path=path, walked=walked)
     network = linearisation.outputs.softmax(1)
-    miss = total_variation(selected.probabilities[split.retain], network[split.retain])
+    miss = total_variation(selection.probabilities[split.retain], network[split.retain])
     resume_at = recipe.epochs - polish if polish else None
     retained = replay_retained(
-        selected.model,
+        selection.model,
         linearisation.anchor,
         labels,
         split,
@@ -90,8 +90,8 @@ def tangent_replay_update(
         resume_at=resume_at,
         walked=walked,
     )
-    delta = retained.end - selected.end
-    blended = blend_update(
-        delta, linearisation, labels, split, recipe, blend=blend, probabilities=selected.probabilities, miss=miss
+    delta = retained.end - selection.end
+    update = blend_update(
+        delta, linearisation, labels, split, recipe, blend=blend, probabilities=selection.probabilities, miss=miss
     )
-    return ReplayUpdate(selected, retained, blended, time.perf_counter() - started)
+    return ReplayUpdate(selection, retained, update, time.perf_counter() - started)

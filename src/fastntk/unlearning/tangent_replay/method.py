@@ -68,11 +68,11 @@ def tangent_replay(
 
 
 def _cost(problem: Problem) -> list[Route]:
-    stored = [place for place in problem.places if place in ("memory", "disk")]
-    if not stored:
+    places = [place for place in problem.places if place in ("memory", "disk")]
+    if not places:
         why = "needs stored rows: give rows='disk' and folder=..., or raise memory_budget"
         return [Route(problem.method, "stream", "replays", math.nan, fits=False, why_not=why)]
-    routes = [_route(problem, place, problem.recipe or Recipe()) for place in stored]
+    routes = [_route(problem, place, problem.recipe or Recipe()) for place in places]
     return [without_recipe(route) for route in routes] if problem.recipe is None else routes
 
 
@@ -86,10 +86,10 @@ def _route(problem: Problem, place: Rows, recipe: Recipe) -> Route:
     average = options["average"]
     seeds = average if isinstance(average, int) else SEEDS if problem.whole_classes else 1
     steps = recipe.epochs * math.ceil(s.samples / recipe.batch_size)
-    read = problem.read_seconds(speed.replay, place)
-    seconds = (paths + seeds) * (recipe.epochs * read + steps * OPERATIONS_A_STEP * speed.dispatch)
-    gathered = min(max(2 * recipe.batch_size, 2 * BATCH), 2 * s.samples) * s.body_row_bytes
-    memory = gathered + 16 * 8 * s.parameters + CHUNK_BYTES
+    read_seconds = problem.read_seconds(speed.replay, place)
+    seconds = (paths + seeds) * (recipe.epochs * read_seconds + steps * OPERATIONS_A_STEP * speed.dispatch)
+    batch_memory = min(max(2 * recipe.batch_size, 2 * BATCH), 2 * s.samples) * s.body_row_bytes
+    memory = batch_memory + 16 * 8 * s.parameters + CHUNK_BYTES
     if options["blend"] != 0 and (options["blend"] != "auto" or recipe.loss == "cross-entropy"):
         seconds += newton_seconds(problem, place)
         memory = max(memory, newton_memory(problem))

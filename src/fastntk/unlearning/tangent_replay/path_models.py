@@ -121,8 +121,8 @@ def _headed(
     origin = linearisation.anchor[layout.body_columns]
     reach = linearisation.theta[layout.body_columns] - origin
     length2 = reach.dot(reach).clamp_min(torch.finfo(reach.dtype).tiny)
-    moved = at_theta - at_anchor
-    bend = (rows.body @ reach - moved @ theta_head[:, :width].T) @ lift.T
+    difference = at_theta - at_anchor
+    bend = (rows.body @ reach - difference @ theta_head[:, :width].T) @ lift.T
     # A bias outside the subset still adds to the logits: take it from the true outputs.
     constant = linearisation.outputs - at_theta @ theta_head[:, :width].T
 
@@ -131,7 +131,7 @@ def _headed(
         head = w[layout.head_columns]
         along = x.dot(reach) / length2
         aside = rows.body[batch] @ (x - along * reach) @ lift.T
-        here = at_anchor[batch] + features(along, moved[batch], bend[batch], aside)
+        here = at_anchor[batch] + features(along, difference[batch], bend[batch], aside)
         out: Tensor = here @ head[:, :width].T
         rest: Tensor = head[:, -1] if rows.bias else constant[batch]
         return out + rest

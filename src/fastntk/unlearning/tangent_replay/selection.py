@@ -57,14 +57,14 @@ def choose_path(
     reach = (theta - linearisation.anchor).norm().clamp_min(1e-30)
     models = path_models(linearisation, path)
     misses: dict[str, float] = {}
-    diverged: list[str] = []
+    failures: list[str] = []
     exact: str | None = None
     for name, model in models.items():
         try:
             end, predictions = _replay_of_all(linearisation, name, model, labels, recipe, walked)
         except DivergedError:
-            diverged.append(name)
-            if len(diverged) == len(models):
+            failures.append(name)
+            if len(failures) == len(models):
                 raise
             continue
         misses[name] = float((end - theta).norm() / reach)
@@ -73,7 +73,7 @@ def choose_path(
             break
     name = exact or nearest(misses)
     end, predictions = _replay_of_all(linearisation, name, models[name], labels, recipe, walked)
-    return SelectedPath(name, models[name], end, predictions, misses, diverged)
+    return SelectedPath(name, models[name], end, predictions, misses, failures)
 
 
 def nearest(misses: dict[str, float]) -> str:

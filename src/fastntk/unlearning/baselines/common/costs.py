@@ -31,8 +31,8 @@ def gradients_route(problem: Problem, *, samples: int, vectors: int) -> Route:
     sweep = speed.rows * (1 + vectors) / (1 + s.classes)
     seconds = samples * (2 * speed.forward + DENSE * sweep)
     route = problem.passes(0, batch=1, extra_seconds=seconds, note="gradients of samples")
-    held = min(32, samples) * (speed.row_bytes + 4 * vectors * s.parameters * s.itemsize)
-    return replace(route, memory=route.memory + held)
+    memory = min(32, samples) * (speed.row_bytes + 4 * vectors * s.parameters * s.itemsize)
+    return replace(route, memory=route.memory + memory)
 
 
 def head_path_seconds(problem: Problem) -> float:

@@ -60,10 +60,10 @@ def fisher_diagonal(task: Task, positions: Tensor, *, description: str) -> Tenso
 
 def loss_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
     """∂ℓ/∂f of each sample, (n, C, 1)."""
-    wanted = F.one_hot(labels, outputs.shape[1]).to(outputs)
+    one_hot = F.one_hot(labels, outputs.shape[1]).to(outputs)
     if loss == "squared":
-        return (outputs - wanted + 1.0 / outputs.shape[1])[:, :, None]
-    return (outputs.softmax(1) - wanted)[:, :, None]
+        return (outputs - one_hot + 1.0 / outputs.shape[1])[:, :, None]
+    return (outputs.softmax(1) - one_hot)[:, :, None]
 
 
 def fisher_vectors(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:

@@ -51,16 +51,16 @@ class History:
         matrix of the pairs' size."""
         if not self._steps:
             return None
-        wanted = vector.to(with_float64(vector.device)).double()
+        operand = vector.to(with_float64(vector.device)).double()
         steps, changes = torch.stack(tuple(self._steps), 1), torch.stack(tuple(self._changes), 1)  # (d, m)
         cross, squares = steps.T @ changes, steps.T @ steps
         sigma = cross[-1, -1] / squares[-1, -1]
         below = cross.tril(-1)
         middle = torch.cat([torch.cat([sigma * squares, below], 1), torch.cat([below.T, -cross.diagonal().diag()], 1)])
-        projected = torch.cat([sigma * (steps.T @ wanted), changes.T @ wanted])
-        solved, info = torch.linalg.solve_ex(middle, projected)
+        rhs = torch.cat([sigma * (steps.T @ operand), changes.T @ operand])
+        solution, info = torch.linalg.solve_ex(middle, rhs)
         count = len(self._steps)
-        product = sigma * wanted - sigma * (steps @ solved[:count]) - changes @ solved[count:]
-        length, longest = float(wanted.norm()), float((changes.norm(dim=0) / steps.norm(dim=0)).max())
-        sound = int(info) == 0 and float(wanted @ product) >= 0 and float(product.norm()) <= STRETCH * longest * length
+        product = sigma * operand - sigma * (steps @ solution[:count]) - changes @ solution[count:]
+        length, longest = float(operand.norm()), float((changes.norm(dim=0) / steps.norm(dim=0)).max())
+        sound = int(info) == 0 and float(operand @ product) >= 0 and float(product.norm()) <= STRETCH * longest * length
         return product.to(vector) if sound else None
