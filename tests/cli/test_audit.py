@@ -86,6 +86,15 @@ def test_a_requirement_that_fails_is_exit_code_3_and_the_record_is_there(
     assert replaced.exit_code == 0, replaced.output
 
 
+def test_strict_makes_the_verdict_an_exit_code(run_folder: Path, results: dict[str, Path], tmp_path: Path) -> None:
+    for name, level, code in (("pushed", "memory left", 3), ("retrain", "like retrain", 0)):
+        options = ["--holdout", "digits@test", "--reference", results["retrain"], *QUICK, "--out", tmp_path / name, "--json"]
+        outcome = command("audit", run_folder, results[name], *options, "--strict")
+        assert json.loads(outcome.stdout)["verdict"]["level"] == level
+        assert outcome.exit_code == code, outcome.output
+        assert (tmp_path / name).is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

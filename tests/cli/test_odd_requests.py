@@ -114,6 +114,19 @@ def test_the_planned_command_asks_for_all_that_was_asked(photos: Path, run: Path
     assert "--classes Bob --ids ID,ID --method" in named  # ids are not repeated, nor left out
 
 
+def test_an_id_with_a_comma_belongs_on_a_line_of_its_own(photos: Path) -> None:
+    (photos / "train" / "Bob" / "im 0.png").rename(photos / "train" / "Bob" / "a, b.png")
+    (photos / "train" / "Bob" / "im 1.png").rename(photos / "train" / "Bob" / "#1.png")
+    run = fine_tuned(photos)
+    refused = command("unlearn", run, "--ids", "Bob/a, b.png", "--out", photos.parent / "x", code=2)
+    assert "'Bob/a, b.png' has one itself. Put it on a line of --ids-file" in " ".join(refused.stderr.split())
+    lines = photos.parent / "ids.txt"
+    lines.write_text("# a comment\nBob/a, b.png\nBob/#1.png  # another\n")
+    result = photos.parent / "result"
+    command("unlearn", run, "--ids-file", lines, "--depth", "head", "--out", result)
+    assert json.loads((result / "manifest.json").read_text())["extra"]["request"]["forget"] == 2
+
+
 def test_hidden_names_need_their_key(photos: Path) -> None:
     run = fine_tuned(photos, "--class-names", "hidden")
     key, link = key_file(run), photos.parent / "current"

@@ -481,6 +481,32 @@ def test_a_result_inside_the_folder_of_its_run_is_refused(place: Path) -> None:
     assert "`fastntk erase` would remove it with that folder" in " ".join(refused.stderr.split())
 
 
+def test_nor_inside_another_result(place: Path) -> None:
+    unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
+    before = contents(place / "first")
+    refused = command("unlearn", place / "run", "--classes", "cow", "--out", place / "first" / "second", code=2)
+    assert f"{place / 'first'}: `fastntk erase` would remove it" in " ".join(refused.stderr.split())
+    assert contents(place / "first") == before
+    shutil.copytree(place / "first", place / "run" / "results of mine")  # by hand, or by an older release
+    assert "results of mine, a run or result of its own" in command("erase", place / "run", "--yes").output
+
+
+def test_a_damaged_trace_can_be_left_out(place: Path) -> None:
+    with (place / "run" / "trace" / "samples.bin").open("ab") as file:
+        file.write(b"x")
+    refused = command("unlearn", place / "run", "--classes", "bee", "--out", place / "first", code=2)
+    assert "--no-trace" in refused.stderr
+    plan = command("plan", place / "run", "--classes", "bee", "--no-trace").output
+    assert "path-replay" not in plan
+    assert "--no-trace" in plan
+    unlearn(place, "run", "first", "--classes", "bee", "--method", "retrain", "--no-trace")
+    audit = ("--holdout", place / "photos", "--reference", "retrain", "--no-trace", "--relearn-cap", "1", "--no-probes")
+    refused = command("audit", place / "run", place / "first", *audit, code=2)
+    assert "hold-out samples are training samples" in " ".join(refused.stderr.split())  # so far without the trace
+    refused = command("unlearn", place / "run", "--classes", "bee", "--no-trace", "--no-images", "--out", place / "x", code=2)
+    assert "contradict each other" in " ".join(refused.stderr.split())
+
+
 def test_a_result_in_the_place_of_its_run_is_refused(place: Path) -> None:
     unlearn(place, "run", "first", "--classes", "bee", "--depth", "head")
     before = contents(place / "first")

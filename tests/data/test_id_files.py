@@ -90,10 +90,10 @@ def test_an_id_given_twice_is_still_refused(samples: Samples) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_files(end: str, mark: str, samples: Samples, tmp_path: Path) -> None:
-    lines = ["# asked for on 3 May", "", "  cats/2.jpg ", "\t", "dogs/*   # all dogs", "photo #3.png", "#7", "  # end"]
+    lines = ["# asked for on 3 May", "", "  cats/2.jpg ", "\t", "dogs/*   # all dogs", "photo #3.png", "#7", "#8", "  # end"]
     path = tmp_path / "ids.txt"
     path.write_bytes((mark + end.join(lines)).encode())
-    assert ids_in_file(path, samples) == ("cats/2.jpg", "photo #3.png", "dogs/1.png")
+    assert ids_in_file(path, samples) == ("cats/2.jpg", "photo #3.png", "#7", "dogs/1.png")
 
 
 def test_only_the_end_of_a_line_ends_an_id(tmp_path: Path) -> None:

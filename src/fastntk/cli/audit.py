@@ -14,7 +14,16 @@ from fastntk.base.schema import MAX_GIVEN
 from fastntk.base.text import duration
 from fastntk.cli.options import DATA_HELP, Device, Json, Overwrite, RunFolder, Threads, use_threads
 from fastntk.cli.output import Output, progress
-from fastntk.cli.request import AcceptOutside, DataOverride, LossWith, RetrainWith, load_function, open_run, tell_outside
+from fastntk.cli.request import (
+    AcceptOutside,
+    DataOverride,
+    LossWith,
+    RetrainWith,
+    TraceRead,
+    load_function,
+    open_run,
+    tell_outside,
+)
 
 if TYPE_CHECKING:
     from fastntk.auditing.record import AuditRecord
@@ -51,11 +60,15 @@ def audit(
         list[str] | None,
         typer.Option("--require", metavar="EXPR", help="Like 'forget_accuracy<=retrain+1'; exit code 3 where one fails."),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help='For scripts: exit code 3 unless the verdict is "like retrain".')
+    ] = False,
     relearn_threshold: Annotated[float, typer.Option("--relearn-threshold", help="Loss at which relearning ends.")] = 0.05,
     relearn_cap: Annotated[int, typer.Option("--relearn-cap", min=0, help="Epochs after which relearning is given up.")] = 100,
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Linear probes on the features.")] = True,
     accept_outside: AcceptOutside = None,
     data: DataOverride = None,
+    trace: TraceRead = True,
     cache: Annotated[
         Path | None, typer.Option("--cache", metavar="DIR", help="Where ensembles are kept (default ~/.cache/fastntk).")
     ] = None,
@@ -73,7 +86,7 @@ def audit(
 
     Writes one record (JSON; sealed; nothing of a single sample in it). With --json the same record goes to standard output.
     Exit code 3: written, but a --require is not met, or the verdict is "cannot be told" (weights outside the tuned ones, or
-    Retrains too far apart) and --accept-outside gives no reason to go on.
+    Retrains too far apart) and --accept-outside gives no reason to go on; with --strict, any verdict but "like retrain".
 
     Examples:
 
@@ -105,7 +118,7 @@ def audit(
         parse(text)
     use_threads(threads)
     with progress():
-        loaded_run = open_run(run, data, device=device, loss_with=loss_with)
+        loaded_run = open_run(run, data, device=device, loss_with=loss_with, trace=trace)
         subject = load_result(result, loaded_run)
         function = None if retrain_with is None else load_function(retrain_with, option="--retrain-with")
         against = load_result(Path(reference), loaded_run) if reference not in (None, "retrain") else reference
@@ -152,8 +165,10 @@ def audit(
     _tell(output, audit_record)
     page = ["fastntk", "report", str(result), *(["--overwrite"] if (result / REPORT).exists() else [])]
     output.finish(record, wrote=str(target), then=page if out is None else None)
-    open_question = audit_record.verdict.level == "cannot be told" and accept_outside is None
-    if open_question or not all(item.passed for item in audit_record.requirements):
+    level = audit_record.verdict.level
+    open_question = level == "cannot be told" and accept_outside is None
+    failed = strict and level != "like retrain"
+    if failed or open_question or not all(item.passed for item in audit_record.requirements):
         raise typer.Exit(3)
 
 

@@ -107,10 +107,12 @@ def contents(folder: Path) -> list[dict[str, Any]]:
 def _what(entry: Path) -> str:
     """The name for people of one entry of a run's folder."""
     from fastntk.storage.adapters import ADAPTER
-    from fastntk.storage.manifest import MANIFEST
+    from fastntk.storage.manifest import MANIFEST, is_bundle
     from fastntk.storage.traces import TRACE
 
     if entry.is_dir() and not entry.is_symlink():
+        if is_bundle(entry):
+            return f"{entry.name}, a run or result of its own"
         names = {TRACE: "trace (features, gradients, ids, labels)", ADAPTER: "adapter (weights, as peft saves them)"}
         return names.get(entry.name, f"folder {entry.name} (rows, caches, other)")
     if entry.suffix == ".safetensors":

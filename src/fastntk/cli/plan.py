@@ -24,6 +24,7 @@ from fastntk.cli.request import (
     Person,
     PersonsFile,
     RowsPlace,
+    TraceRead,
     check_request,
     nearest_folder,
     needs_loss,
@@ -67,6 +68,7 @@ def plan(
     ] = "exact",
     data: DataOverride = None,
     images: Images = True,
+    trace: TraceRead = True,
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
@@ -107,7 +109,7 @@ def plan(
     scratch: dict[str, Any] = {"scratch": nearest_folder(out)} if entry is None or "rows" in entry.needs else {}
     use_threads(threads)
     with progress():
-        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
+        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with, trace=trace)
         if absent is not None:
             note(f"{absent} Planning with the trace alone: path-replay, depth head.")
         open_question = tell_outside(output, outside_report(loaded_run), accept_outside)
@@ -140,7 +142,11 @@ def plan(
             ("--disk-budget", disk_budget),
             *(("--option", text) for text in option or ()),
         ]
-    words = [str(word) for pair in arguments if pair[1] is not None for word in pair] + ([] if images else ["--no-images"])
+    words = (
+        [str(word) for pair in arguments if pair[1] is not None for word in pair]
+        + ([] if images else ["--no-images"])
+        + ([] if trace else ["--no-trace"])
+    )
     record = {"command": "plan", "run": str(run), **result.details()}
     output.finish(record, then=["fastntk", "unlearn", str(run), *words, "--out", str(out)])
     if open_question:

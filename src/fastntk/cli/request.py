@@ -58,6 +58,11 @@ Images = Annotated[
     ),
 ]
 
+TraceRead = Annotated[
+    bool,
+    typer.Option("--trace/--no-trace", help="--no-trace: leave the run's trace unread, as where it is damaged; no path-replay."),
+]
+
 RetrainWith = Annotated[
     str | None,
     typer.Option(
@@ -101,14 +106,27 @@ class RequestedIds:
 
     def resolve(self, samples: Samples) -> tuple[str, ...]:
         """The ids it names in the data at hand: patterns and persons are looked up."""
-        from fastntk.data.id_files import id_lines, ids_of_persons, matching_ids, without_comments
+        from fastntk.data.id_files import ids_of_persons, matching_ids, words_in_file
 
-        lines = [] if self.ids_file is None else without_comments(id_lines(self.ids_file), samples)
+        lines = [] if self.ids_file is None else words_in_file(self.ids_file, samples)
+        self._check_commas(samples)
         ids = matching_ids([*self.words, *lines], samples)
         if self.persons_file is None:
             return ids
         id_set = frozenset(ids)
         return (*ids, *(name for name in ids_of_persons(self.persons_file, self.persons, samples) if name not in id_set))
+
+    def _check_commas(self, samples: Samples) -> None:
+        """Refuse an id with a comma in it that was taken apart: the parts in an error would look like the id itself."""
+        whole = [name for name in samples.ids if "," in name and set(_parts(name)) <= set(self.words)]
+        if whole:
+            raise InputError(
+                f"--ids takes ids joined by commas, and {whole[0]!r} has one itself. Put it on a line of --ids-file."
+            )
+
+
+def _parts(ids: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in ids.split(",") if part.strip())
 
 
 def check_request(
@@ -117,7 +135,7 @@ def check_request(
     """Refuse an empty request, and files that cannot be read, before anything is loaded; None where it names no samples."""
     if classes is None and ids is None and ids_file is None and not person and persons_file is None:
         raise InputError("Nothing to forget: give --classes, --ids, --ids-file or --person.")
-    words = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
+    words = _parts(ids or "")
     if ids is not None and not words:
         raise InputError(f"--ids {ids!r} names no id: give ids joined by commas.")
     if bool(person) != (persons_file is not None):
@@ -164,14 +182,14 @@ def nearest_folder(out: Path) -> Path:
     return next(parent for parent in target.parents if parent.is_dir())
 
 
-def open_run(folder: Path, data: str | None, *, device: str = "cpu", loss_with: str | None = None) -> Run:
+def open_run(folder: Path, data: str | None, *, device: str = "cpu", loss_with: str | None = None, trace: bool = True) -> Run:
     """Load and verify a run, or a result as the run of the next request, with its data: from the recorded source or ``data``."""
-    run, manifest = _verified(folder, device, loss_with)
+    run, manifest = _verified(folder, device, loss_with, trace=trace)
     return dataclasses.replace(run, samples=_samples(run, manifest, data))
 
 
 def open_with_trace(
-    folder: Path, data: str | None, *, images: bool, device: str, loss_with: str | None
+    folder: Path, data: str | None, *, images: bool, device: str, loss_with: str | None, trace: bool = True
 ) -> tuple[Run, str | None]:
     """The same where a trace can stand in for images: without them if they are not wanted, or not there any more.
 
@@ -181,7 +199,9 @@ def open_with_trace(
 
     if not images and data is not None:
         raise InputError("--no-images and --data contradict each other: give --data to have the images read, or --no-images.")
-    run, manifest = _verified(folder, device, loss_with)
+    if not images and not trace:
+        raise InputError("--no-images and --no-trace contradict each other: without images only the trace can serve a request.")
+    run, manifest = _verified(folder, device, loss_with, trace=trace)
     if not images:
         if run.trace is None:
             raise InputError(f"--no-images: {folder} has no trace, and nothing else stands in for images.")
@@ -194,13 +214,13 @@ def open_with_trace(
         return run, str(error)
 
 
-def _verified(folder: Path, device: str, loss_with: str | None) -> tuple[Run, dict[str, Any]]:
+def _verified(folder: Path, device: str, loss_with: str | None, *, trace: bool) -> tuple[Run, dict[str, Any]]:
     from fastntk.storage.manifest import read_manifest
     from fastntk.storage.runs import RESULT, RUN, load_run
 
     kinds = (RUN, RESULT)
     loss = None if loss_with is None else load_function(loss_with, option="--loss-with")
-    run = load_run(folder, kinds=kinds, device=device, loss=loss)
+    run = load_run(folder, kinds=kinds, device=device, loss=loss, trace=trace)
     if loss is not None and not needs_loss(run):
         reason = "has no trace" if run.trace is None else f"was recorded with the loss {run.trace.facts.loss}, which is known"
         raise InputError(f"--loss-with: {folder} {reason}, so a function is not needed. Leave it out.")

@@ -27,6 +27,7 @@ from fastntk.cli.request import (
     PersonsFile,
     RetrainWith,
     RowsPlace,
+    TraceRead,
     check_request,
     load_function,
     nearest_folder,
@@ -95,6 +96,7 @@ def unlearn(
     accept_outside: AcceptOutside = None,
     data: DataOverride = None,
     images: Images = True,
+    trace: TraceRead = True,
     rows: RowsPlace = None,
     memory_budget: MemoryBudget = None,
     disk_budget: DiskBudget = None,
@@ -146,7 +148,7 @@ def unlearn(
         method_options(method, arguments, option or [])  # a wrong option costs no minute of work
     use_threads(threads)
     with progress():
-        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with)
+        loaded_run, absent = open_with_trace(run, data, images=images, device=device, loss_with=loss_with, trace=trace)
         name = default_method(loaded_run)[0] if method is None else method
         options = method_options(name, arguments, option or [])
         if "scratch" in METHODS[name].options:
@@ -175,7 +177,7 @@ def unlearn(
     trustworthy = _tell(output, record)
     reference = ["--reference", "retrain"] if loaded_run.recipe is not None else ["--retrain-with", "MODULE:FUNCTION"]
     as_here = (("--data", data), ("--loss-with", loss_with), ("--device", None if device == "auto" else device))
-    again = [str(word) for pair in as_here if pair[1] is not None for word in pair]
+    again = [str(word) for pair in as_here if pair[1] is not None for word in pair] + ([] if trace else ["--no-trace"])
     audited = ["fastntk", "audit", str(run), str(out), "--holdout", "SRC", *again, *reference]
     then = ["fastntk", "info", str(out)] if absent else audited
     output.finish(record, wrote=str(out), then=then)
@@ -184,9 +186,12 @@ def unlearn(
 
 
 def _check_beside(run: Path, out: Path) -> None:
-    """Refuse an output that would go with its run, or take the run's place: nothing could be compared with it any more."""
-    if run.resolve() in out.resolve().parents:
-        raise InputError(f"{out} is inside {run}: `fastntk erase` would remove it with that folder. Choose one beside it.")
+    """Refuse an output that `erase` would remove with something else, or that takes its run's place."""
+    from fastntk.storage.manifest import is_bundle
+
+    around = next((folder for folder in out.resolve().parents if folder == run.resolve() or is_bundle(folder)), None)
+    if around is not None:
+        raise InputError(f"{out} is inside {around}: `fastntk erase` would remove it with that folder. Choose one beside it.")
     if run.resolve() == out.resolve():
         raise InputError(
             f"--out {out} is the run of this request: without it the result could not be audited. Choose one beside it, and "

@@ -42,24 +42,35 @@ def matching_ids(patterns: Iterable[int | str] | int | str, samples: Samples) ->
 
 
 def id_lines(path: str | Path) -> list[str]:
-    """The lines of a text file of ids, one id or pattern a line, without blank lines and those that begin with ``#``."""
+    """The lines of a text file of ids that are not blank, comments among them."""
     text = read_text(Path(path), expected="a text file (UTF-8) with one id a line")
     lines = [line.strip(_BLANKS) for line in re.split(r"\r\n|\r|\n", text)]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    lines = [line for line in lines if line]
     if not lines:
-        raise InputError(f"{path} holds no id: expected one id a line.")
+        raise InputError(_no_id(path))
     return lines
 
 
-def without_comments(lines: Iterable[str], samples: Samples) -> list[str]:
-    """The lines without a comment at their end (a space and ``#``), unless the whole line is an id."""
+def words_in_file(path: str | Path, samples: Samples) -> list[str]:
+    """The ids and patterns of a text file. A line that is an id counts as that, whatever characters it has; of others ``#``
+    begins a comment, at the line's start and after a blank."""
     all_ids = frozenset(samples.ids)
-    return [line if line in all_ids else re.split(r"[ \t]#", line, maxsplit=1)[0].strip(_BLANKS) for line in lines]
+    lines = [
+        line if line in all_ids else re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0].strip(_BLANKS) for line in id_lines(path)
+    ]
+    words = [line for line in lines if line]
+    if not words:
+        raise InputError(_no_id(path))
+    return words
+
+
+def _no_id(path: str | Path) -> str:
+    return f"{path} holds no id: expected one id a line."
 
 
 def ids_in_file(path: str | Path, samples: Samples) -> tuple[str, ...]:
     """Return the ids that a text file names: one id or pattern a line, see ``matching_ids``; ``#`` begins a comment."""
-    return matching_ids(without_comments(id_lines(path), samples), samples)
+    return matching_ids(words_in_file(path, samples), samples)
 
 
 def ids_of_persons(path: str | Path, persons: Sequence[str] | str, samples: Samples | None = None) -> tuple[str, ...]:

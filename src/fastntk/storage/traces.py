@@ -16,7 +16,7 @@ from typing import Any
 from fastntk.base.digest import file_digest
 from fastntk.base.errors import InputError
 from fastntk.training.trace import Trace
-from fastntk.training.trace_folder import HEADER, read_trace, write_trace
+from fastntk.training.trace_folder import ADVICE, HEADER, read_trace, write_trace
 
 TRACE = "trace"
 
@@ -31,12 +31,6 @@ def trace_places(folder: Path) -> tuple[Path, ...]:
 def _inner_name(inner: Path) -> str:
     """Runs of one name in different folders to be made have different names."""
     return inner.name if len(inner.parts) == 1 else f"{inner.name}-{hashlib.sha256(inner.as_posix().encode()).hexdigest()[:8]}"
-
-
-_ADVICE = (
-    "Copy the folder again from where it is whole; or fine-tune again. Its weights alone can be had by Python: "
-    "fastntk.load_run(folder, trace=False)."
-)
 
 
 def store_trace(trace: Trace, folder: Path, *, take: bool = False) -> dict[str, Any]:
@@ -61,12 +55,12 @@ def stored_trace(folder: Path, manifest: Mapping[str, Any]) -> Trace | None:
         return None
     header = folder / TRACE / HEADER
     if not header.is_file():
-        raise InputError(f"{header} is missing: this run was saved with a trace of its fine-tuning. {_ADVICE}")
+        raise InputError(f"{header} is missing: this run was saved with a trace of its fine-tuning. {ADVICE}")
     if file_digest(header) != expected["sha256"]:
         raise InputError(
-            f"{header} is not what this run was saved with: it was changed, or the trace is that of another run. {_ADVICE}"
+            f"{header} is not what this run was saved with: it was changed, or the trace is that of another run. {ADVICE}"
         )
     trace = read_trace(folder / TRACE)
     if any(expected.get(name) != value for name, value in trace.summary().items()):
-        raise InputError(f"{header} says something else of its trace than the manifest does. {_ADVICE}")
+        raise InputError(f"{header} says something else of its trace than the manifest does. {ADVICE}")
     return trace

@@ -33,7 +33,10 @@ LISTED = "listed.json"
 SERIES = ("samples", "features", "gradients", "weights", "targets", "bias")
 WHOLE = ("bounds", "epoch_steps", "parts")
 """Of the parts of a few numbers a step, those that are whole numbers."""
-_ADVICE = "Copy it again from where it is whole; without a trace, unlearn by another method or fine-tune again."
+ADVICE = (
+    "Copy it again from where it is whole, or fine-tune again. All but the trace can be had: --no-trace, by another method than "
+    "path-replay; in Python fastntk.load_run(folder, trace=False)."
+)
 
 
 class FileEntry(TypedDict):
@@ -147,7 +150,7 @@ def _small(path: Path) -> dict[str, Tensor]:
     try:
         small = safetensors.torch.load(path.read_bytes())
     except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file: {error}. {_ADVICE}") from error
+        raise InputError(f"{path} is not a safetensors file: {error}. {ADVICE}") from error
     absent = [name for name in ("bounds", "rates", "clips", "epoch_steps") if name not in small]
     empty = [name for name, part in small.items() if part.numel() == 0]
     if "bounds" in small and small["bounds"].numel() == 1:  # a fine-tuning of no epochs has no steps to say anything of
@@ -155,7 +158,7 @@ def _small(path: Path) -> dict[str, Tensor]:
     odd = [name for name, part in small.items() if part.is_floating_point() == (name in WHOLE) or name in empty]
     odd += [name for name in ("rates", "clips", "shares") if name in small and not bool(small[name].isfinite().all())]
     if absent or odd:
-        raise InputError(f"{path}: expected whole or finite numbers of every step, not so {listing(absent + odd)}. {_ADVICE}")
+        raise InputError(f"{path}: expected whole or finite numbers of every step, not so {listing(absent + odd)}. {ADVICE}")
     return small
 
 
@@ -169,36 +172,36 @@ def _listed(path: Path, facts: TraceFacts) -> Samples:
         samples = Samples(nothing, entries["labels"], ids=entries["ids"], classes=entries["classes"])
         return samples.counting(entries["num_classes"])
     except InputError as error:
-        raise InputError(f"{path} is damaged: {error}. {_ADVICE}") from error
+        raise InputError(f"{path} is damaged: {error}. {ADVICE}") from error
 
 
 def _series(path: Path, facts: FileEntry) -> Series:
     """The rows of a file, whose size has to be theirs."""
     if "rows" not in facts or "shape" not in facts or "dtype" not in facts:
-        raise InputError(f"{path.parent / HEADER} does not say what numbers are in {path.name}. {_ADVICE}")
+        raise InputError(f"{path.parent / HEADER} does not say what numbers are in {path.name}. {ADVICE}")
     series = Series(facts["rows"], tuple(facts["shape"]), DTYPES[facts["dtype"]], path)
     if series.nbytes != facts["bytes"]:
-        raise InputError(f"{path} has {facts['bytes']} bytes, its rows would have {series.nbytes}. {_ADVICE}")
+        raise InputError(f"{path} has {facts['bytes']} bytes, its rows would have {series.nbytes}. {ADVICE}")
     return series
 
 
 def _header(folder: Path) -> Header:
     path = folder / HEADER
     if not path.is_file():
-        raise InputError(f"{folder} holds no trace: {HEADER} is missing. {_ADVICE}")
+        raise InputError(f"{folder} holds no trace: {HEADER} is missing. {ADVICE}")
     try:
         header = read_json(path)
     except InputError as error:
-        raise InputError(f"{error}. {_ADVICE}") from error
+        raise InputError(f"{error}. {ADVICE}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InputError(f"{path} is not a trace that this fastntk reads (its format is not {FORMAT!r}).")
     if header.get("seal") != json_digest({name: value for name, value in header.items() if name != "seal"}):
-        raise InputError(f"{path} was changed after it was written: its own digest does not match. {_ADVICE}")
+        raise InputError(f"{path} was changed after it was written: its own digest does not match. {ADVICE}")
     try:
         fields = parse(header, Header, what=HEADER)
         TraceFacts.from_dict(header["facts"])  # none is left out
     except InputError as error:
-        raise InputError(f"{path} is damaged, though its own digest matches: {error}. {_ADVICE}") from error
+        raise InputError(f"{path} is damaged, though its own digest matches: {error}. {ADVICE}") from error
     names = {STEPS, LISTED, "samples.bin", "features.bin"}
     files = set(fields["files"])
     if not names <= files <= names | {f"{name}.bin" for name in SERIES}:
@@ -208,12 +211,12 @@ def _header(folder: Path) -> Header:
 
 def _check_file(path: Path, expected: FileEntry, *, verify: bool) -> None:
     if not path.is_file():
-        raise InputError(f"{path} is missing. {_ADVICE}")
+        raise InputError(f"{path} is missing. {ADVICE}")
     size = path.stat().st_size
     if size != expected["bytes"]:
-        raise InputError(f"{path} has {size} bytes, {HEADER} says {expected['bytes']}: truncated or replaced. {_ADVICE}")
+        raise InputError(f"{path} has {size} bytes, {HEADER} says {expected['bytes']}: truncated or replaced. {ADVICE}")
     if verify and file_digest(path) != expected["sha256"]:
-        raise InputError(f"{path} was changed: its SHA-256 does not match that in {HEADER}. {_ADVICE}")
+        raise InputError(f"{path} was changed: its SHA-256 does not match that in {HEADER}. {ADVICE}")
 
 
 def _check_counts(trace: Trace, folder: Path) -> None:
@@ -243,7 +246,7 @@ def _check_counts(trace: Trace, folder: Path) -> None:
         and (visits == 0 or (int(trace.visited.min()) >= 0 and int(trace.visited.max()) < len(trace.listed)))
     )
     if not fits:
-        raise InputError(f"{folder}: the parts of this trace do not fit each other (steps, visits or samples). {_ADVICE}")
+        raise InputError(f"{folder}: the parts of this trace do not fit each other (steps, visits or samples). {ADVICE}")
 
 
 def _parts_fit(trace: Trace) -> bool:
