@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.base.errors import InputError
 from fastntk.tangent import RowEngine, TangentOperator, checked_engine
+from fastntk.tangent.in_memory import rows_in_memory
+from fastntk.tangent.on_disk import rows_on_disk
 
 CASES: list[tuple[Callable[[], tuple[nn.Module, tuple[int, ...]]], str]] = [
     (resnet, "norm+head"),
@@ -233,3 +236,113 @@ def test_models_that_take_no_tensor_are_told_so_and_replayed_at_the_head() -> No
     ):
         with pytest.raises(InputError, match=r"cannot take inputs of shape \(6,\)"):
             wrong()
+
+
+class Routed(nn.Module):
+    """Each sample goes through one of two layers, by its first number's sign; ``masked``: through both, and one is dropped."""
+
+    def __init__(self, classes: int = 3, *, masked: bool = False) -> None:
+        super().__init__()
+        self.right, self.left, self.out = nn.Linear(2, 4), nn.Linear(2, 4), nn.Linear(4, classes)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        goes_right = x[:, 0] > 0
+        if self.masked:
+            return self.out(torch.tanh(torch.where(goes_right[:, None], self.right(x), self.left(x))))
+        hidden = x.new_zeros(len(x), 4)
+        for layer, members in ((self.right, goes_right), (self.left, ~goes_right)):
+            if members.any():
+                hidden[members] = layer(x[members])
+        return self.out(torch.tanh(hidden))
+
+
+def sample_by_sample(model: nn.Module, subset: fastntk.Subset, inputs: Tensor) -> Tensor:
+    """Rows (n, C, d) by a backward pass for every sample and class: works where torch cannot map over samples."""
+    parameters, rows = list(subset.parameters.values()), []
+    for x in inputs:
+        for logit in model(x[None])[0]:
+            gradients = [torch.zeros_like(p) for p in parameters]
+            if logit.requires_grad:
+                gradients = list(torch.autograd.grad(logit, parameters, retain_graph=True, materialize_grads=True))
+            rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    return torch.stack(rows).view(len(inputs), -1, subset.numel)
+
+
+def routed_inputs(signs: str) -> Tensor:
+    inputs = torch.randn(len(signs), 2, dtype=torch.float64).abs()
+    inputs[:, 0] *= torch.tensor([1.0 if sign == "+" else -1.0 for sign in signs], dtype=torch.float64)
+    return inputs
+
+
+@pytest.mark.filterwarnings("ignore:torch cannot map")
+@pytest.mark.parametrize("spec", ["all", "right.*", "left.*", "left.*+head"])
+@pytest.mark.parametrize("signs", ["++++----", "++++++++", "----++-+", "+-+-+-+-", "+++++++-"])
+@pytest.mark.parametrize(("classes", "masked"), [(3, False), (3, True), (6, False)])
+def test_rows_of_samples_that_go_different_ways(spec: str, signs: str, classes: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    model = Routed(classes, masked=masked).double().eval()
+    subset, inputs = fastntk.tune(model, spec), routed_inputs(signs)
+    expected = sample_by_sample(model, subset, inputs)
+    probes = torch.randn(8, classes, 2, dtype=torch.float64)
+    for chunk in (1, 3, 4, 8):
+        torch.testing.assert_close(fastntk.jacobian(model, subset, inputs, chunk=chunk), expected)
+        operator = TangentOperator(model, subset, inputs, chunk=chunk)
+        torch.testing.assert_close(operator.rmatvec(probes), torch.einsum("ncm,ncd->dm", probes, expected))
+    engine = checked_engine(model, subset, inputs)
+    torch.testing.assert_close(engine.probed_rows(inputs, probes), torch.einsum("ncd,ncm->nmd", expected, probes))
+
+
+@pytest.mark.filterwarnings("ignore:torch cannot map")
+def test_a_route_that_a_later_chunk_changes_moves_no_column(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Routed().double().eval()
+    subset, inputs = fastntk.tune(model, "all"), routed_inputs("++++++----+-")
+    engine = checked_engine(model, subset, inputs)
+    columns, expected = engine.body_columns.clone(), sample_by_sample(model, subset, inputs)
+    assert set(engine.unused) == {"left.weight", "left.bias"}
+    for rows in (
+        rows_in_memory(engine, inputs, chunk=3),
+        rows_on_disk(engine, inputs, tmp_path / "rows", chunk=5, samples_digest="digest"),
+    ):
+        torch.testing.assert_close(rows.dense(), expected)
+    assert torch.equal(engine.body_columns, columns)
+    assert not engine.unused
+    assert engine.routes["vmap(jacrev)"] == {
+        "left.bias": "not met by the first samples",
+        "left.weight": "not met by the first samples",
+        "right.bias": "met with 1 rows for 3 samples",
+        "right.weight": "met with 1 rows for 3 samples",
+    }
+
+
+@pytest.mark.filterwarnings("ignore:torch cannot map")
+@pytest.mark.parametrize("options", [{"method": "fast-ntk"}, {"method": "tangent-replay"}, {"depth": "all"}], ids=str)
+def test_what_only_later_samples_pass_through_is_unlearned_too(options: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    model = Routed().double()
+    subset = fastntk.tune(model, "all")
+    samples = fastntk.Samples(routed_inputs("++++----------++++++++++"), torch.arange(24) % 3)
+    run = fastntk.fit(model, subset, samples, fastntk.Recipe(epochs=3, lr=0.05, batch_size=8), trace=True)
+    result = fastntk.unlearn(run, ids=[5, 6, 7], **options)
+    assert float(subset.split(result.delta)["left.weight"].norm()) > 0
+
+
+class TwoHeads(nn.Module):
+    """A batch of images that all have a large first number gets its logits elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other, self.out = nn.LayerNorm(6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(x)
+        return self.other(hidden) if (x[:, 0] > 0).all() else self.out(hidden)
+
+
+def test_a_head_that_does_not_make_all_logits_is_refused() -> None:
+    model = TwoHeads().eval()
+    inputs = torch.randn(8, 6)
+    inputs[:, 0] = torch.tensor([-1.0] * 4 + [1.0] * 4)
+    with pytest.raises(InputError, match=r"Expected the head 'out' to make the logits of all samples.*method='retrain'"):
+        fastntk.jacobian(model, fastntk.tune(model, "norm+head"), inputs, chunk=4)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.errors import InputError, listing, said
+from fastntk.base.gradients import gradients_of
 from fastntk.models import device_of, logits
 from fastntk.tangent.rows import RowEngine
 from fastntk.training.network import check_device
@@ -132,7 +133,6 @@ def check_rows(engine: RowEngine, inputs: Tensor) -> None:
     for seed in range(BESIDE if inputs.is_floating_point() else 0):
         if wrong:
             wrong &= _beside(engine, inputs, wrong, seed=seed)
-    wrong |= engine.misplaced
     demotable = wrong & set(engine.direct)
     if wrong - demotable:
         dtype = engine.dtype
@@ -188,14 +188,11 @@ def _gradients(model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Te
     try:
         with torch.enable_grad():
             values = (logits(model, inputs) * u).sum(1)
-            gradients = [torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True) for value in values]
+            gradients = [gradients_of(value, leaves, retain_graph=True) for value in values]
     finally:
         for name, p in parameters.items():
             p.requires_grad_(flags[name])
-    return {
-        name: torch.stack([(torch.zeros_like(p) if g is None else g).reshape(-1).cpu() for g in column])
-        for (name, p), column in zip(parameters.items(), zip(*gradients))
-    }
+    return {name: torch.stack([g.reshape(-1).cpu() for g in column]) for name, column in zip(parameters, zip(*gradients))}
 
 
 def _rounding(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from fastntk.base.device import with_float64
+from fastntk.base.gradients import gradients_of
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
 from fastntk.tangent.attention import plain_attention
@@ -86,9 +87,8 @@ class TangentOperator:
         for x, weights in zip(self._batches(), u.to(self.engine.dtype).to(self.device).split(self.chunk)):
             with torch.enable_grad():
                 output = logits(_Bound(self.engine.model, leaves), x)
-                gradients = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
-            flat = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), gradients)]
-            total += torch.cat([g.reshape(-1) for g in flat]).to(sums).double()
+                gradients = gradients_of(output, list(leaves.values()), weights)
+            total += torch.cat([g.reshape(-1) for g in gradients]).to(sums).double()
         return total.to(u)
 
     def _batches(self) -> Iterator[Tensor]:

@@ -6,7 +6,8 @@ as features (:class:`fastntk.linalg.HeadRows`), never as block-diagonal zeros. W
 exceeds the number H of features, J = W·J_h: H backward passes and a product.
 
 Parameters that enter by operations unknown to :mod:`fastntk.tangent.sites` are taken by ``vmap(jacrev)``: slower, still
-exact, and said in :attr:`RowEngine.routes`.
+exact, and said in :attr:`RowEngine.routes`. So are those that some samples do not pass through (routing, masks, mixtures of
+experts), from the first chunk on that shows it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from fastntk.base.errors import InputError, listing
-from fastntk.base.gradients import with_gradients
+from fastntk.base.gradients import gradients_of, with_gradients
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
 from fastntk.tangent.attention import plain_attention
@@ -36,7 +38,10 @@ DEFAULT_CHUNK = 32
 
 
 class RowEngine:
-    """Knows, after one trial forward pass, by which route each tuned parameter's rows are made."""
+    """Knows, after one trial forward pass, by which route each tuned parameter's rows are made.
+
+    A later chunk may show that the trial was not all: its rows then are made again by another route, in the same columns.
+    """
 
     def __init__(self, model: nn.Module, subset: Subset, example: Tensor) -> None:
         self.model = model
@@ -67,9 +72,13 @@ class RowEngine:
         """Held by whoever moves the model's weights, so that one linearisation serves requests of several threads."""
         self.unmapped = False
         """Whether torch cannot map over samples what the model does with the generic ones: rows are then made one by one."""
-        self.misplaced: set[str] = set()
-        """Parameters met with a leading dimension that is not the batch; the guards send them the slow way."""
-        self._layout()
+        self._layout((*self.direct, *self.generic, *self.unused))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=threading.RLock())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,18 +116,18 @@ class RowEngine:
         return {
             "closed form": list(self.head_names),
             "direct": len(self.direct),
-            "vmap(jacrev)": {name: self.reasons.get(name, "rows disagreed with autograd") for name in self.generic},
+            "vmap(jacrev)": {name: self.reasons[name] for name in self.generic},
             "unused": list(self.unused),
             "via features": self.via_features,
             "backward passes": self.backwards,
         }
 
-    def demote(self, names: set[str]) -> None:
-        """Send these parameters by ``vmap(jacrev)`` from now on."""
-        self.misplaced -= names
-        self.direct = tuple(name for name in self.direct if name not in names)
-        self.generic = (*self.generic, *sorted(names))
-        self._layout()
+    def demote(self, names: Iterable[str], *, reason: str = "rows disagreed with autograd") -> None:
+        """Send these parameters by ``vmap(jacrev)`` from now on. The columns stay where they are: rows may be stored by now."""
+        reasons = dict.fromkeys(sorted(set(names)), reason)
+        self.direct, self.unused = (tuple(name for name in group if name not in reasons) for group in (self.direct, self.unused))
+        self.generic = (*self.generic, *reasons)
+        self.reasons |= reasons
 
     def truncated(self, names: Iterable[str]) -> RowEngine:
         """An engine on the same model for some of the tuned parameters; its backward passes stop where the first of them is met.
@@ -139,19 +148,14 @@ class RowEngine:
             tuple(name for name in group if name in name_set) for group in (self.direct, self.generic, self.unused, self.order)
         )
         part.reasons = {name: reason for name, reason in self.reasons.items() if name in name_set}
-        part.misplaced = self.misplaced & name_set
-        part._layout()
+        part.lock = self.lock
+        part._layout(tuple(name for name in self.places if name in name_set))
         return part
 
     def rows(self, inputs: Tensor) -> HeadRows:
         """The rows of one chunk of inputs (n, …), on the model's device."""
         inputs = inputs.to(device_of(self.model))
-        direct, features = self._direct_rows(inputs) if self.direct or self.head else (None, None)
-        if direct is not None and direct.shape[2] == len(self.body_columns):
-            return self.assemble(direct, features if self.weight_columns is not None else None)  # rows can be large: no copy
-        body = torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=self.dtype, device=inputs.device)
-        if direct is not None:
-            body[:, :, : direct.shape[2]] = direct
+        body, features = self._direct_rows(inputs)
         if self.generic:
             self._generic_rows(inputs, body)
         return self.assemble(body, features if self.weight_columns is not None else None)
@@ -185,11 +189,11 @@ class RowEngine:
         """
         inputs = inputs.to(device_of(self.model))
         probes = probes.to(inputs.device, self.dtype)
-        if self.generic:
+        products, mode = (None, None) if self.generic else self._sweep(inputs, probes)
+        if products is None or mode is None or self.generic:  # the sweep may have shown that some are
             return torch.einsum("ncd,ncm->nmd", self.rows(inputs).dense(), probes)
-        products, mode = self._sweep(inputs, probes)
         out = torch.zeros(len(inputs), probes.shape[2], self.subset.numel, dtype=self.dtype, device=inputs.device)
-        out[:, :, self.direct_columns] = products
+        out[:, :, self.body_columns] = products
         for name in self.head_names:
             part = probes.transpose(1, 2)
             if name.endswith("weight"):
@@ -198,20 +202,35 @@ class RowEngine:
             out[:, :, self.slices[name]] = part
         return out
 
-    def _direct_rows(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The rows (n, C, direct columns), None where no parameter goes this way, and the head's features."""
+    def _direct_rows(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The body (n, C, b), zero where parameters do not go this way, and the head's features."""
+        if not (self.direct or self.unused or self.head):
+            return torch.zeros(len(inputs), self.classes, len(self.body_columns), dtype=self.dtype, device=inputs.device), None
         rows, mode = self._sweep(inputs, None)
-        if self.via_features and self.head is not None and self.direct:
+        if self.via_features and self.head is not None:
             rows = torch.matmul(self.head[1].detach(), rows)
-        return rows if self.direct else None, None if mode.features is None else mode.features.detach()
+        elif not self.direct:
+            rows = rows.new_zeros(len(inputs), self.classes, rows.shape[2])
+        return rows, None if mode.features is None else mode.features.detach()
 
     def _sweep(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode]:
-        """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, direct columns)."""
+        """One forward pass and a backward pass per output (or per probe (n, C, m)): (n, m, b), and again where that showed that
+        some parameters have to go by another route."""
+        while True:
+            products, mode, reasons = self._pass(inputs, probes)
+            if not reasons:
+                return products, mode
+            for name, reason in sorted(reasons.items()):
+                self.demote([name], reason=reason)
+
+    def _pass(self, inputs: Tensor, probes: Tensor | None) -> tuple[Tensor, SiteMode, dict[str, str]]:
+        """What :meth:`_sweep` returns, and parameters that entered in another way than they did so far, with what was seen."""
         pieces: dict[str, Tensor] = {}
+        reasons: dict[str, str] = {}
 
         def collect(name: str, rows: Tensor) -> None:
             if len(rows) != len(inputs):
-                self.misplaced.add(name)
+                reasons[name] = f"met with {len(rows)} rows for {len(inputs)} samples"
             elif name in pieces:
                 pieces[name] = pieces[name] + rows
             else:
@@ -219,7 +238,7 @@ class RowEngine:
 
         present = self.subset.parameters
         mode = SiteMode(
-            {name: present[name] for name in self.direct},
+            {name: present[name] for name in (*self.direct, *self.unused)},
             collect,
             head=self.head[1] if self.head else None,
             pointwise=self.pointwise,
@@ -227,22 +246,30 @@ class RowEngine:
         with _frozen(self.model):
             with torch.enable_grad() if self.direct else torch.no_grad(), mode:
                 output = logits(self.model, inputs)
+            reasons |= {name: "not met by the first samples" for name in self.unused if name in mode.met}
+            reasons |= mode.unsupported
+            if self.head and not _closes(mode, output):
+                raise InputError(
+                    f"Expected the head {self.head[0]!r} to make the logits of all samples, as of the first ones; those of "
+                    "later ones are made in another way and have other rows. Give the model one head, or use method='retrain'."
+                )
             source = mode.features if self.via_features and probes is None else output
             assert source is not None
             count = self.backwards if probes is None else probes.shape[2]
-            products = torch.zeros(len(inputs), count, len(self.direct_columns), dtype=self.dtype, device=inputs.device)
-            for k in range(count if self.direct else 0):
+            products = torch.zeros(len(inputs), count, len(self.body_columns), dtype=self.dtype, device=inputs.device)
+            # Without a graph none of these samples passes through a parameter: zero is right.
+            for k in range(count if self.direct and source.requires_grad else 0):
                 pieces.clear()
                 seed = torch.zeros_like(source) if probes is None else probes[:, :, k]
                 if probes is None:
                     seed[:, k] = 1
                 torch.autograd.grad(source, mode.handle, seed, retain_graph=k + 1 < count, allow_unused=True)
-                if len(pieces) == len(self.direct):
-                    torch.cat([pieces[name].reshape(len(inputs), -1) for name in self.direct], 1, out=products[:, k])
+                if len(pieces) == len(self.places):
+                    torch.cat([pieces[name].reshape(len(inputs), -1) for name in self.places], 1, out=products[:, k])
                 else:
                     for name, rows in pieces.items():
                         products[:, k, self.places[name]] = rows.reshape(len(inputs), -1)
-        return products, mode
+        return products, mode, reasons
 
     def _generic_rows(self, inputs: Tensor, body: Tensor) -> None:
         present = self.subset.parameters
@@ -285,13 +312,12 @@ class RowEngine:
                 logits(self.model, example)
         return mode
 
-    def _layout(self) -> None:
-        """Body columns in the order direct, generic, unused; the head's apart."""
+    def _layout(self, order: tuple[str, ...]) -> None:
+        """Body columns in this order of the parameters; the head's apart."""
 
         def span(name: str) -> Tensor:
             return torch.arange(self.slices[name].start, self.slices[name].stop)
 
-        order = (*self.direct, *self.generic, *self.unused)
         self.places: dict[str, slice] = {}
         start = 0
         for name in order:
@@ -299,7 +325,6 @@ class RowEngine:
             self.places[name] = slice(start, stop)
             start = stop
         empty = torch.empty(0, dtype=torch.long)
-        self.direct_columns = torch.cat([empty, *(span(name) for name in self.direct)])
         self.body_columns = torch.cat([empty, *(span(name) for name in order)])
         self.weight_columns: Tensor | None = None
         self.bias_columns: Tensor | None = None
@@ -365,8 +390,7 @@ def _one_by_one(one: One, values: dict[str, Tensor], inputs: Tensor) -> dict[str
             outputs = one(leaves, x).unbind()
         for k, output in enumerate(outputs):
             keep = k + 1 < len(outputs)
-            grads = torch.autograd.grad(output, list(leaves.values()), retain_graph=keep, materialize_grads=True)
-            for name, grad in zip(leaves, grads):
+            for name, grad in zip(leaves, gradients_of(output, list(leaves.values()), retain_graph=keep)):
                 gradients[name].append(grad)
     return {name: torch.stack(rows).view(len(inputs), -1, *values[name].shape) for name, rows in gradients.items()}
 
