@@ -42,7 +42,8 @@ edit. `python -m lab run path`, `run augmented` and `run chain` make the records
 - *TV same*, *TV others*: total variation to the Retrain of the same seed, and to Retrains of other seeds, on D_f / on hold-out,
   as multiples of Retrain's own spread, the mean distance between two Retrains of different seeds. A Retrain of another seed
   is at 1.0 × in *others* on average; a distance alone does not say that nothing tells two models apart
-  ([metrics.md](metrics.md)).
+  ([metrics.md](metrics.md)). Rows of fewer seeds are of other models: compare such rows by *TV same*. "(4 of 5 seeds)": known for
+  so many of the row's seeds.
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
 - *Relearn*: epochs of Adam on the forgotten class until its loss is below 0.05. A dash: not run; of `fast-ntk` and
   `tangent-replay` it is in [results.md](results.md).
@@ -90,7 +91,7 @@ def path_page(
     parts = [
         HEADER.format(least=LEAST, fewer=_fewer_seeds(records)),
         provenance(measured),
-        "## Wanted, and measured\n",
+        "## Limits that this project set itself, and what was measured\n",
         TARGETS,
         *target_lines(everything),
         "",
