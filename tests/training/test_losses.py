@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastntk.base.errors import InputError
 from fastntk.training.loop import batch_loss
-from fastntk.training.losses import LossFunction, loss_residual, recognised
+from fastntk.training.losses import LossFunction, PathLoss, fingerprint, loss_residual, recognised
 from fastntk.training.optimizers import Group
 from fastntk.training.recipe import Recipe
 from fastntk.training.trace import TraceFacts
@@ -18,6 +18,22 @@ from fastntk.training.trace import TraceFacts
 FACTS = TraceFacts(
     3, 2, "w", None, (), (), "AdamW", (Group(("w",), {"weight_decay": 0.1}),), 0.0, "cross-entropy", "a", "t", smoothing=0.1
 )
+
+
+WEIGHTED_MARK = (-0.1109219, -0.1327953, 0.07935117, -0.5511665, -0.1070455, -0.1074316, 0.06201058, -0.5870019)
+THRESHOLDS: dict[str, LossFunction] = {
+    "flooding": lambda o, t: (nn.functional.cross_entropy(o, t) - 0.3).abs() + 0.3,
+    "shallow flooding": lambda o, t: (nn.functional.cross_entropy(o, t) - 0.01).abs() + 0.01,
+    "a floor": lambda o, t: nn.functional.cross_entropy(o, t).clamp(min=0.5),
+    "clamped logits": lambda o, t: nn.functional.cross_entropy(o.clamp(-10, 10), t),
+    "easy samples ignored": lambda o, t: (lambda each: (each * (each > 0.05)).mean())(
+        nn.functional.cross_entropy(o, t, reduction="none")
+    ),
+    "hard samples ignored": lambda o, t: (lambda each: (each * (each < 6)).mean())(
+        nn.functional.cross_entropy(o, t, reduction="none")
+    ),
+}
+"""A cross-entropy on one side of a threshold."""
 
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("cross-entropy", 0.0), ("cross-entropy", 0.1), ("squared", 0.0)])
@@ -80,6 +96,7 @@ def test_a_cross_entropy_is_recognised_by_its_values(smoothing: float, soft: boo
         lambda o, t: 2 * nn.functional.cross_entropy(o, t),
         lambda o, t: nn.functional.multi_margin_loss(o, t),
         lambda o, t: nn.functional.cross_entropy(o / 2, t),
+        *THRESHOLDS.values(),
     ],
 )
 def test_other_functions_stay_their_own(loss: LossFunction) -> None:
@@ -94,6 +111,54 @@ def test_other_functions_stay_their_own(loss: LossFunction) -> None:
         total = sum(0.5 * loss(leaf[part[kept[lane, part] > 0]], labels[part[kept[lane, part] > 0]]) for part in parts)
         (expected,) = torch.autograd.grad(total, leaf)
         torch.testing.assert_close(residual[lane], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_a_threshold_is_seen_with_few_classes_and_many_and_with_soft_targets(name: str, classes: int) -> None:
+    assert recognised(THRESHOLDS[name], classes).name == "own"
+    assert recognised(THRESHOLDS[name], classes, soft=True).name == "own"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_a_loss_that_is_asked_in_single_precision_is_recognised(smoothing: float, classes: int) -> None:
+    like = torch.zeros(1)
+    single = nn.CrossEntropyLoss(weight=torch.ones(classes), label_smoothing=smoothing)
+    assert recognised(single, classes, like=like).smoothing == pytest.approx(smoothing, abs=1e-5)
+    for loss, name in ((single, "cross-entropy"), (Composed(), "cross-entropy"), (Squared(classes), "squared")):
+        assert recognised(loss, classes, like=like).name == name
+
+
+class Composed(nn.Module):
+    """A cross-entropy by softmax and logarithm, which takes single precision alone."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.nll_loss(only_single(outputs).softmax(1).log(), targets)
+
+
+class Squared(nn.Module):
+    """The squared loss, which takes single precision alone."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        wanted = nn.functional.one_hot(targets, self.classes) - 1 / self.classes
+        return 0.5 * (only_single(outputs) - wanted).square().sum(1).mean()
+
+
+def only_single(outputs: Tensor) -> Tensor:
+    if outputs.dtype != torch.float32:
+        raise TypeError("single precision alone")
+    return outputs
+
+
+def test_the_numbers_that_old_traces_keep_of_a_loss_are_the_same() -> None:
+    """What they hold of a loss of one's own was written down before losses were asked about thresholds."""
+    weighted = PathLoss("own", function=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3], dtype=torch.float64)))
+    assert fingerprint(weighted, 3, soft=False) == pytest.approx(WEIGHTED_MARK)
 
 
 def test_the_squared_loss_is_recognised() -> None:

@@ -67,7 +67,9 @@ class Loop:
         accumulate: int = 1,
         spec: str = "head",
         epochs: int = 3,
+        rate: float = 0.1,
     ) -> None:
+        self.rate = rate
         self.made, self.before, self.after, self.sizes = made, before, after, sizes
         self.accumulate, self.spec, self.epochs = accumulate, spec, epochs
 
@@ -75,7 +77,7 @@ class Loop:
         inputs, model = images(), network()
         subset = fastntk.tune(model, self.spec)
         parameters = list(subset.parameters.values())
-        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(parameters, lr=self.rate, momentum=0.9)
         recorder = fastntk.record(model, subset, optimizer, **{"loss": F.cross_entropy} | record) if record else None
         keep = torch.ones(N, dtype=torch.bool)
         keep[list(gone)] = False
@@ -219,6 +221,18 @@ def test_a_loss_scaler_is_no_clipping_whatever_the_loss_is_multiplied_with(made:
     loop = Loop(scaled, before=unscale)
     run = loop.run()
     assert run.trace.clips.tolist() == [1.0] * run.trace.steps
+    assert apart(loop, run) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda o, t: (mean(o, t) - 0.3).abs() + 0.3, lambda o, t: mean(o, t).clamp(min=0.5), lambda o, t: mean(o.clamp(-2, 2), t)],
+    ids=["flooding", "a floor", "clamped logits"],
+)
+def test_a_loss_with_a_threshold_is_followed_across_it(made: Callable[[Tensor, Tensor], Tensor]) -> None:
+    loop = Loop(made, epochs=12, rate=0.5)
+    run = loop.run(loss=made)
+    assert run.trace.facts.loss == "own"
     assert apart(loop, run) < 1e-9
 
 
@@ -430,7 +444,7 @@ def test_a_loss_with_random_numbers_or_a_state_trains_the_same(make: Callable[[]
         subset, recorder = Loop(loss)(**{"trace": True, "loss": loss} if record else {})  # the network sets the seed
         ends.append(subset.get())
         if recorder is not None:
-            recorder.finish()
+            assert not said(recorder.finish)
         draws.append(torch.rand(3))
         if isinstance(loss, Warming):
             assert loss.calls == 18

@@ -27,6 +27,9 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 NAMES = ("cross-entropy", "squared")
 OWN = "own"
 _SMOOTHING_UP_TO = 0.999
+_MARGINS = (4.0, 9.0, 16.0, -4.0, -9.0, -16.0)
+"""What is added to the logit of the right class: a loss with a threshold (flooding, a floor, clamped logits, samples that are
+ignored) is a cross-entropy on one side of it."""
 
 
 def loss_residual(logits: Tensor, targets: Tensor, loss: str, *, smoothing: float = 0.0) -> Tensor:
@@ -141,8 +144,8 @@ def recognised(loss: Any, classes: int, *, soft: bool = False, like: Tensor | No
     check_loss(loss)
     if isinstance(loss, str):
         return PathLoss(loss)
-    own = PathLoss(OWN, function=loss)
-    answers = _answers(own, classes, soft=soft, like=like)
+    own, asked = (PathLoss(OWN, function=own_copy(loss)) for _ in range(2))  # what a loss counts begins with the loop
+    answers = _answers(asked, classes, soft=soft, like=like, margins=_MARGINS)
     if not answers:
         return own
     logits, targets, gradient = answers[0]
@@ -172,17 +175,21 @@ def fingerprint(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None
     return tuple(values) or None
 
 
-def _answers(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Logits, targets and the loss's gradient, on two batches of different sizes in which every class occurs.
+def _answers(
+    loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None, margins: Sequence[float] = ()
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Logits, targets and the loss's gradient, on two batches of different sizes in which every class occurs, and on a small one
+    for each of the ``margins`` by which the right class is ahead.
 
     In double precision; where the function cannot take that (it holds tensors of its own), as ``like``. Empty where neither
     works: the function will say so itself.
     """
+    probes = [(2 * classes, 0.0), (3 * classes + 1, 0.0), *((2 * min(classes, 32), margin) for margin in margins)]
     for kind in (torch.empty(0, dtype=torch.float64), torch.empty(0) if like is None else like.detach()):
         answers = []
         try:
-            for rows in (2 * classes, 3 * classes + 1):
-                logits, targets = (part.to(kind.device) for part in _probe(rows, classes, soft=soft))
+            for rows, margin in probes:
+                logits, targets = (part.to(kind.device) for part in _probe(rows, classes, soft=soft, margin=margin))
                 logits = logits.to(kind.dtype)
                 targets = targets.to(kind.dtype) if soft else targets
                 answers.append((logits, targets, loss.gradient(logits, targets)))
@@ -192,7 +199,10 @@ def _answers(loss: PathLoss, classes: int, *, soft: bool, like: Tensor | None) -
     return []
 
 
-def _probe(rows: int, classes: int, *, soft: bool) -> tuple[Tensor, Tensor]:
+def _probe(rows: int, classes: int, *, soft: bool, margin: float) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(rows * classes, dtype=torch.float64).reshape(rows, classes)
-    logits = 2 * (1.7 * numbers).sin()
-    return logits, (0.5 * (0.9 * numbers).cos()).softmax(1) if soft else torch.arange(rows) % classes
+    logits, labels = 2 * (1.7 * numbers).sin(), torch.arange(rows) % classes
+    if not margin:
+        return logits, (0.5 * (0.9 * numbers).cos()).softmax(1) if soft else labels
+    sure = torch.nn.functional.one_hot(labels, classes).to(logits)  # soft targets that are not have a loss that is never low
+    return logits + margin * sure, sure if soft else labels

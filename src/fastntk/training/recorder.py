@@ -30,7 +30,7 @@ from fastntk.base.hooks import PassiveHook
 from fastntk.data import Samples
 from fastntk.training.averages import Average
 from fastntk.training.live_optimizer import STATE_CHANGED, LiveOptimizer, numbers_of
-from fastntk.training.losses import OWN, PathLoss, check_loss, own_copy, own_draws, recognised
+from fastntk.training.losses import OWN, PathLoss, check_loss, own_draws, recognised
 from fastntk.training.measured_step import Step, check_all, check_first, measured, step_tensors, tell_unexplained
 from fastntk.training.network import check_precision
 from fastntk.training.passes import Part, Passes
@@ -326,7 +326,7 @@ class Recorder:
         if self._loss is None:
             weight, soft = self._head.layer.weight, self._visitors.soft
             with own_draws(weight.device):
-                self._loss = recognised(own_copy(self._given_loss), weight.shape[0], soft=soft, like=weight)
+                self._loss = recognised(self._given_loss, weight.shape[0], soft=soft, like=weight)
         return self._loss
 
     def _fail(self, reason: str) -> None:
