@@ -54,7 +54,8 @@ def nothing(*_: Any) -> None:
 class Loop:
     """A training whose loss is ``made`` and whose gradients are changed ``before`` each step; recorded, or without samples.
 
-    ``accumulate``: how many batches make a step; ``after``: what is done after each of them.
+    ``accumulate``: how many batches make a step; ``after``: what is done after each of them; ``backward``: in place of
+    ``loss.backward()``.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Loop:
         spec: str = "head",
         epochs: int = 3,
         rate: float = 0.1,
+        backward: Callable[[Tensor, list[nn.Parameter], int], object] = lambda loss, *_: loss.backward(),
     ) -> None:
-        self.rate = rate
+        self.rate, self.backward = rate, backward
         self.made, self.before, self.after, self.sizes = made, before, after, sizes
         self.accumulate, self.spec, self.epochs = accumulate, spec, epochs
 
@@ -84,7 +86,7 @@ class Loop:
         for number, batch in enumerate(batches(self.epochs, self.sizes)):
             kept = batch[keep[batch]]
             with recorder.batch(kept, LABELS[kept]) if recorder else contextlib.nullcontext():
-                self.made(model(inputs[kept]), LABELS[kept]).backward()
+                self.backward(self.made(model(inputs[kept]), LABELS[kept]), parameters, number)
                 if (number + 1) % self.accumulate == 0:
                     self.before(parameters, number)
                     optimizer.step()
@@ -328,6 +330,72 @@ def test_clipping_by_a_known_rule_or_a_fixed_factor_is_not() -> None:
         run = loop.run()
         assert apart(loop, run) < 1e-9
         assert "note" not in fastntk.unlearn(run, ids=GONE, method="path-replay", depth="head").details
+
+
+# Looks at gradients
+
+
+def looked_at(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    torch.autograd.grad(loss, parameters, retain_graph=True)
+    loss.backward()
+
+
+def looked_at_once(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    if number == 0:
+        torch.autograd.grad(loss, parameters, retain_graph=True)
+    loss.backward()
+
+
+def looked_at_after(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    loss.backward(retain_graph=True)
+    if number % 5 == 0:
+        torch.autograd.grad(loss, parameters)
+
+
+def cleared(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    if number % 5 == 0:
+        loss.backward(retain_graph=True)
+        for parameter in parameters:
+            parameter.grad = None if number else torch.zeros_like(parameter)
+    loss.backward()
+
+
+def written(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def halves(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+    (0.5 * loss).backward(retain_graph=True)
+    (0.5 * loss).backward()
+
+
+LOOKS = [looked_at, looked_at_once, looked_at_after, written, halves]
+
+
+@pytest.mark.parametrize(("backward", "accumulate"), [*((each, n) for each in LOOKS for n in (1, 2)), (cleared, 1)])
+def test_a_gradient_counts_when_it_arrives(backward: Any, accumulate: int) -> None:
+    """Looking at one, or clearing it, is no clipping."""
+    loop = Loop(backward=backward, rate=0.5, accumulate=accumulate)
+    run = loop.run()
+    assert run.trace.clips.tolist() == [1.0] * run.trace.steps
+    assert run.trace.facts.max_norm is None
+    assert apart(loop, run) < 1e-9
+
+
+def test_a_look_at_the_gradient_after_the_step_is_of_no_batch() -> None:
+    model, inputs = network(), images()
+    subset = fastntk.tune(model, "head")
+    parameters = list(subset.parameters.values())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    recorder = fastntk.record(model, subset, optimizer, loss=F.cross_entropy)
+    for batch in batches(2):
+        with recorder.batch(batch, LABELS[batch]):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[batch]), LABELS[batch]).backward()
+            optimizer.step()
+            torch.autograd.grad(F.cross_entropy(model(inputs[batch]), LABELS[batch]), parameters)
+    assert not said(recorder.finish)
 
 
 # Weights that come back

@@ -201,6 +201,15 @@ def test_a_gradient_of_one_of_several_later_passes_is_refused() -> None:
         recorder.finish()
 
 
+def test_checkpointing_of_the_head_is_named() -> None:
+    model, _, recorder = started()
+    batch = torch.arange(8)
+    with recorder.batch(batch, LABELS[batch]):
+        outputs = torch.utils.checkpoint.checkpoint(model, IMAGES[batch], use_reentrant=False)
+        with pytest.raises(InputError, match=r"two forward passes .* checkpointing .* let it end before the head"):
+            F.cross_entropy(outputs, LABELS[batch]).backward()
+
+
 def test_a_head_whose_hooks_are_passed_by_is_named() -> None:
     """As in a model that was compiled, and used, before it was recorded."""
     model, optimizer, recorder = started()

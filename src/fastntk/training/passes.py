@@ -11,18 +11,21 @@ from fastntk.base.errors import InputError
 TWO_PASSES = (
     "the head saw two forward passes with gradients in one batch: which one the step comes from is not known. Where the loss "
     "needs both (two views of an image), pass them through the model as one, with every id and target twice, or give each its "
-    "own `with recorder.batch(…)` around forward and backward; put passes that no gradient comes from under torch.no_grad()"
+    "own `with recorder.batch(…)` around forward and backward; put passes that no gradient comes from under torch.no_grad(). "
+    "Gradient checkpointing passes what it includes a second time: let it end before the head"
 )
 
 
 @dataclass(eq=False)
 class Part:
-    """One batch: who, towards what, and what was seen of it. ``again``: it had its step, and this is a further pass of it."""
+    """One batch: who, towards what, and what was seen of it. ``arrived``: the gradient, or some of it, went into ``.grad``;
+    ``again``: it had its step, and this is a further pass of it."""
 
     positions: Tensor
     targets: Tensor
     features: Tensor | None = None
     gradient: Tensor | None = None
+    arrived: bool = False
     forwards: int = 0
     again: bool = False
 
@@ -32,6 +35,7 @@ class Passes:
 
     def __init__(self) -> None:
         self._open: Part | None = None
+        self._latest: Tensor | None = None
         self.pending: list[Part] = []
 
     def begin(self, part: Part | None) -> None:
@@ -39,9 +43,9 @@ class Passes:
         self._open = part
 
     def end(self) -> None:
-        """It ended. A look at the model after its step, without a gradient, is of no batch."""
+        """It ended. A look at the model after its step, or at its gradient then, is of no batch."""
         self._open = None
-        self.pending = [each for each in self.pending if not each.again or each.gradient is not None]
+        self.pending = [each for each in self.pending if not each.again or each.arrived]
 
     def break_off(self, part: Part | None) -> None:
         """It was not finished. A gradient that it left counts, until it is cleared."""
@@ -71,15 +75,30 @@ class Passes:
         raise InputError(wrong)
 
     def backward(self, gradient: Tensor, before: Tensor | None) -> None:
-        """The gradient of the head's weight, and what was there ``before`` it is added."""
+        """A gradient of the head's weight, and what is in ``.grad`` before it.
+
+        Whether it goes there :meth:`arrive` says. One that is only looked at (``torch.autograd.grad``) counts until another one
+        comes, for a loop may write it there by itself.
+        """
         if not self.pending:
             return
         part = self.pending[-1]
         if part.again and part.forwards > 1:
             raise InputError(TWO_PASSES)
-        if part.gradient is None and len(self.pending) > 1 and (before is None or not bool(before.any())):
-            self.pending = [part]  # the gradients of earlier batches were thrown away: a step that was skipped
-        part.gradient = gradient.detach().clone() if part.gradient is None else part.gradient + gradient.detach()
+        if (len(self.pending) > 1 or part.arrived) and (before is None or not bool(before.any())):
+            self.pending, part.arrived = [part], False  # what came before was thrown away: a step that was skipped, a look
+        self._latest = gradient.detach().clone()
+        if not part.arrived:
+            part.gradient = self._latest
+
+    def arrive(self) -> None:
+        """The latest gradient is in ``.grad`` now, or added to what was there."""
+        if not self.pending or self._latest is None:
+            return
+        part = self.pending[-1]
+        if part.arrived and part.gradient is not None:
+            part.gradient = part.gradient + self._latest
+        part.arrived, self._latest = True, None
 
     def of_step(self) -> list[Part]:
         """Those that the coming step learns from; refused where there are none."""

@@ -117,6 +117,7 @@ class Recorder:
         self._handles: list[Any] = [
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
             self._head.layer.weight.register_hook(self._saw_gradient),
+            self._head.layer.weight.register_post_accumulate_grad_hook(self._saw_arrival),
             self._live.optimizer.register_step_pre_hook(self._before_step),
             self._live.optimizer.register_step_post_hook(self._after_step),
         ]
@@ -228,6 +229,10 @@ class Recorder:
         if self._broken is None:
             with self._watched():
                 self._passes.backward(gradient, self._head.layer.weight.grad)
+
+    def _saw_arrival(self, weight: Tensor) -> None:
+        if self._broken is None:
+            self._passes.arrive()
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
