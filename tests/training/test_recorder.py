@@ -140,6 +140,11 @@ LOOPS: dict[str, Loop] = {
     "class weights": Loop(ADAMW, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))),
     "a margin loss": Loop(ADAMW, loss=lambda o, t: nn.functional.multi_margin_loss(o, t, p=2), accumulate=2),
     "Adagrad": Loop(two_groups(torch.optim.Adagrad, initial_accumulator_value=0.5)),
+    "Adagrad with an option that torch passes over": Loop(
+        lambda first, last: torch.optim.Adagrad(
+            [{"params": first, "initial_accumulator_value": 0.7}, {"params": last}], lr=0.05, initial_accumulator_value=0.2
+        )
+    ),
     "a margin that is met": Loop(ADAMW, loss=lambda o, t: nn.functional.multi_margin_loss(o, t, margin=0.05), epochs=6),
     "twice the loss, clipped": Loop(ADAMW, loss=lambda o, t: 2 * nn.functional.cross_entropy(o, t), clip=0.5),
     "a sum": Loop(ADAMW, loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum") / 6, clip=0.3),
@@ -642,6 +647,30 @@ def test_what_changes_on_the_way_is_noticed() -> None:
             one_step(model, optimizer, recorder, list(range(6, 12)))
         with pytest.raises(fastntk.InputError, match=message):
             recorder.finish()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "message"),
+    [
+        (torch.optim.SGD, "nesterov", True, "nesterov from False to True"),
+        (torch.optim.SGD, "maximize", True, "maximize from False to True"),
+        (torch.optim.Adafactor, "eps", (1e-8, 1e-3), "eps.0 from None to a number"),
+    ],
+)
+def test_a_switch_of_the_optimiser_that_changes_is_noticed(kind: Any, name: str, value: object, message: str) -> None:
+    model = network()
+    subset = fastntk.tune(model, "head")
+    optimizer = kind(subset.parameters.values(), lr=0.02)
+    recorder = fastntk.record(model, subset, optimizer, loss="cross-entropy")
+    optimizer.param_groups[0]["foreach"] = False  # how a step is computed
+    one_step(model, optimizer, recorder, list(range(6)))
+    optimizer.param_groups[0].update({"foreach": True, "weight_decay": 0.1, "momentum": 0.5})
+    one_step(model, optimizer, recorder, list(range(6)))
+    optimizer.param_groups[0][name] = value
+    with pytest.warns(UserWarning, match=message):
+        one_step(model, optimizer, recorder, list(range(6, 12)))
+    with pytest.raises(InputError, match=r"leave it as it is at the first step"):
+        recorder.finish()
 
 
 def test_a_full_disk_never_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class Loop:
     """A training whose loss is ``made`` and whose gradients are changed ``before`` each step; recorded, or without samples.
 
     ``accumulate``: how many batches make a step; ``after``: what is done after each of them; ``backward``: in place of
-    ``loss.backward()``.
+    ``loss.backward()``; ``hook``: what is hung on the optimiser, after the recorder.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class Loop:
         epochs: int = 3,
         rate: float = 0.1,
         backward: Callable[[Tensor, list[nn.Parameter], int], object] = lambda loss, *_: loss.backward(),
+        hook: Callable[[torch.optim.Optimizer, list[nn.Parameter]], object] = nothing,
     ) -> None:
-        self.rate, self.backward = rate, backward
+        self.rate, self.backward, self.hook = rate, backward, hook
         self.made, self.before, self.after, self.sizes = made, before, after, sizes
         self.accumulate, self.spec, self.epochs = accumulate, spec, epochs
 
@@ -81,6 +82,7 @@ class Loop:
         parameters = list(subset.parameters.values())
         optimizer = torch.optim.SGD(parameters, lr=self.rate, momentum=0.9)
         recorder = fastntk.record(model, subset, optimizer, **{"loss": F.cross_entropy} | record) if record else None
+        self.hook(optimizer, parameters)
         keep = torch.ones(N, dtype=torch.bool)
         keep[list(gone)] = False
         for number, batch in enumerate(batches(self.epochs, self.sizes)):
@@ -396,6 +398,30 @@ def test_a_look_at_the_gradient_after_the_step_is_of_no_batch() -> None:
             optimizer.step()
             torch.autograd.grad(F.cross_entropy(model(inputs[batch]), LABELS[batch]), parameters)
     assert not said(recorder.finish)
+
+
+# Hooks of the loop's own
+
+
+def test_hooks_before_the_step_are_followed_whenever_they_came() -> None:
+    def clip(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        optimizer.register_step_pre_hook(lambda *_: nothing(clipped(0.3)(parameters, 0)))
+
+    loop = Loop(hook=clip)
+    run = loop.run()
+    assert run.trace.facts.max_norm == pytest.approx(0.3, rel=1e-3)
+    assert apart(loop, run) < 1e-9
+
+
+def test_hooks_after_the_step_that_change_weights_are_noticed_whenever_they_came() -> None:
+    def bound(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        optimizer.register_step_post_hook(lambda *_: nothing(parameters[0].data.clamp_(-0.2, 0.2)))
+
+    with (
+        pytest.warns(UserWarning, match="changed since the last recorded step"),
+        pytest.raises(InputError, match="changed since the last recorded step"),
+    ):
+        Loop(hook=bound).run()
 
 
 # Weights that come back

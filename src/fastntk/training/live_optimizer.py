@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fastntk.base.errors import InputError, listing
-from fastntk.training.optimizers import IMPLEMENTATION, Group, check_optimizer
+from fastntk.training.optimizers import CONSTRUCTOR, IMPLEMENTATION, Group, check_optimizer
 from fastntk.tuning import Subset
 
 Numbers = list[dict[str, float]]
@@ -31,9 +32,25 @@ class LiveOptimizer:
         self._members = members(self.optimizer)
         own = set(map(id, subset.parameters.values()))
         self._others = [each for each in self._members if id(each) not in own]
+        self._switches: list[dict[str, Any]] | None = None
+        self._hooks: list[Any] = []
+
+    def watch(self, before: Callable[..., Any], after: Callable[..., Any]) -> list[Any]:
+        """Hooks around its step; what takes them away again."""
+        self._hooks = [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
+        return self._hooks
+
+    def watch_closely(self) -> None:
+        """Put these hooks next to the step again: what the loop's own ones, registered since, do to gradients before it is then
+        seen, and what they do to the parameters after it is told from it. Not during a step."""
+        before, after = self._hooks
+        pre, post = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks
+        cast("OrderedDict[int, Any]", pre).move_to_end(before.id)
+        cast("OrderedDict[int, Any]", post).move_to_end(after.id, last=False)
 
     def check(self) -> None:
-        """Refuse, before a step, parameters that came to it, or that get gradients and are not tuned."""
+        """Refuse, before a step, parameters that came to it, or that get gradients and are not tuned; and options other than
+        numbers that are not those of the first step."""
         if list(map(id, members(self.optimizer))) != list(map(id, self._members)):
             raise InputError(
                 "the optimiser has other parameters than at the start (add_param_group): that cannot be recorded. Give it all "
@@ -41,6 +58,19 @@ class LiveOptimizer:
             )
         if any(each.grad is not None for each in self._others):
             raise InputError("a parameter that is not in the subset gets gradients now: tune it as well, or leave it frozen")
+        switches = [_split(options)[1] for options in _options(self.optimizer)]
+        self._switches = self._switches or switches
+        pairs = [
+            (name, then.get(name, "a number"), now.get(name, "a number"))
+            for then, now in zip(self._switches, switches)
+            for name in then | now
+        ]
+        changes = sorted({f"{name} from {then} to {now}" for name, then, now in pairs if then != now})
+        if changes:
+            raise InputError(
+                f"the optimiser's options changed during the training ({listing(changes)}), and a trace holds one value "
+                "of an option that is not a number: leave it as it is at the first step"
+            )
 
     def state_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """What it remembers of these parameters, number by number."""
@@ -122,27 +152,33 @@ def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 
 def recorded_groups(optimizer: torch.optim.Optimizer, names: list[tuple[str, ...]]) -> tuple[Group, ...]:
     """The groups with their options as they are now, the rate aside."""
-    keys = [key for key in optimizer.defaults if key not in (*IMPLEMENTATION, "lr")]
     return tuple(
-        Group(members, {key: _plain(group[key]) for key in keys if key in group})
-        for members, group in zip(names, optimizer.param_groups)
+        Group(members, {key: value for key, value in options.items() if key != "lr"})
+        for members, options in zip(names, _options(optimizer))
     )
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
     """The numeric options of each group as they are now, the rate among them as "lr"."""
+    return [_split(options)[0] for options in _options(optimizer)]
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, as they are now, JSON-able: those that say where a step leads, as the optimiser uses them."""
     keys = [key for key in optimizer.defaults if key not in IMPLEMENTATION]
-    all_numbers: Numbers = []
-    for group in optimizer.param_groups:
-        numbers: dict[str, float] = {}
-        for key in keys:
-            value = _plain(group.get(key))
-            parts = {f"{key}.{place}": part for place, part in enumerate(value)} if isinstance(value, list) else {key: value}
-            numbers |= {
-                name: float(part) for name, part in parts.items() if isinstance(part, int | float) and not isinstance(part, bool)
-            }
-        all_numbers.append(numbers)
-    return all_numbers
+    return [
+        {key: _plain((optimizer.defaults if key in CONSTRUCTOR else group)[key]) for key in keys if key in group}
+        for group in optimizer.param_groups
+    ]
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The numbers among these options, and the others; a tuple is each of its parts."""
+    parts: dict[str, Any] = {}
+    for key, value in options.items():
+        parts |= {f"{key}.{place}": part for place, part in enumerate(value)} if isinstance(value, list) else {key: value}
+    numbers = {name: float(part) for name, part in parts.items() if isinstance(part, int | float) and not isinstance(part, bool)}
+    return numbers, {name: part for name, part in parts.items() if name not in numbers}
 
 
 def varying(steps: list[Numbers]) -> dict[str, Tensor]:

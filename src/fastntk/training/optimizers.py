@@ -22,6 +22,8 @@ BY_PARAMETER = ("Adafactor", "Muon")
 KNOWN = (*ELEMENTWISE, *BY_PARAMETER)
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how a step is computed, not where it leads."""
+CONSTRUCTOR = ("initial_accumulator_value",)
+"""Options that torch takes from the constructor's arguments alone, whatever a group says."""
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,7 @@ class Recorder:
             self._head.layer.register_forward_pre_hook(PassiveHook(self._saw_features)),
             self._head.layer.weight.register_hook(self._saw_gradient),
             self._head.layer.weight.register_post_accumulate_grad_hook(self._saw_arrival),
-            self._live.optimizer.register_step_pre_hook(self._before_step),
-            self._live.optimizer.register_step_post_hook(self._after_step),
+            *self._live.watch(self._before_step, self._after_step),
         ]
 
     # What the loop calls
@@ -191,6 +190,7 @@ class Recorder:
     # What the hooks see
 
     def _entered(self, ids: Any, targets: Tensor) -> Part:
+        self._live.watch_closely()
         names, targets = names_and_targets(ids, targets)
         if self._tuned.moved(norms=False):
             raise InputError(
