@@ -87,6 +87,8 @@ def package(request: pytest.FixtureRequest) -> Any:
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipping": {"gradient_clip_val": 0.2},
+    "clipping that no step but those without the samples reaches": {"gradient_clip_val": 1.0},
+    "clipping by a norm that is named": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "norm"},
     "accumulation": {"accumulate_grad_batches": 2},
     "accumulation that does not divide the epoch": {"accumulate_grad_batches": 3},
     "both": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.2},
@@ -104,6 +106,23 @@ def test_a_replay_of_the_head_is_the_training_without_the_samples(name: str, pac
     assert float((run.subset.get() - wanted).norm()) > 1e-2
     assert float((run.subset.get() + result.delta - wanted).norm()) < 1e-10
     assert run.trace.steps == (6 if "accumulate_grad_batches" in SETTINGS[name] else 12)
+
+
+@pytest.mark.filterwarnings("error:max_norm=")
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, None),
+        ({"gradient_clip_val": 0}, None),
+        ({"gradient_clip_val": 7.0, "gradient_clip_algorithm": "value"}, None),
+        ({"gradient_clip_val": 7}, 7.0),
+        ({"gradient_clip_val": 0.2, "accumulate_grad_batches": 2}, 0.2),
+    ],
+)
+def test_the_limit_of_clipping_is_the_trainers(options: Any, limit: float | None, package: Any, tmp_path: Path) -> None:
+    callback = RecordCallback("head", loss=SMOOTH)
+    trained(package, callback, tmp_path, module=module_of(package), **options)
+    assert callback.run.trace.facts.max_norm == limit
 
 
 def test_the_callback_changes_nothing_else(package: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import fastntk
 from fastntk.base.errors import InputError
 from fastntk.training.losses import recognised
+from fastntk.training.measured_step import clipping
 from fastntk.training.path_store import EXPECTED_STEPS
 from fastntk.training.recorder import Recorder
 from fastntk.training.trace_folder import read_trace
@@ -194,6 +195,18 @@ def test_a_limit_of_clipping_that_the_steps_contradict() -> None:
     for odd in (0.0, -1, math.nan, True, "1"):
         with pytest.raises(InputError, match="max_norm is the limit"):
             Loop(ADAMW)(trace=True, max_norm=odd)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_is_not_contradicted_by_steps_of_low_precision() -> None:
+    """By how much they were clipped is uncertain there (the second number), to what norm is not."""
+    before = torch.tensor([0.7, 1.01, 1.02, 1.04], dtype=torch.float64)
+    clips = (1 / before).clamp_max(1)
+    measures = torch.stack([clips, torch.full_like(clips, 0.05), torch.zeros_like(clips), before], 1)
+    assert clipping(measures, 1.0)[1] == 1.0
+    measures[3, 0], measures[3, 3] = 0.5, 2.0  # and one that is clipped for certain
+    assert clipping(measures, 1.0)[1] == 1.0
+    assert clipping(measures)[1] == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_stated_limit_is_stored_and_no_limit_is_none(tmp_path: Path) -> None:

@@ -126,8 +126,16 @@ class RecordCallback(Recorded, _Callback):  # type: ignore[misc]
             # The Trainer tells the model of how many samples the step will be, where the loss is their mean.
             average = self._average or ("step" if "num_items_in_batch" in kwargs else "batch")
             loss = self._loss or functools.partial(nn.functional.cross_entropy, label_smoothing=args.label_smoothing_factor)
+            limit = args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else None
             self._recorder = record(
-                model, subset, optimizer, loss=loss, trace=self._trace, average=average, steps=steps if steps > 0 else None
+                model,
+                subset,
+                optimizer,
+                loss=loss,
+                trace=self._trace,
+                average=average,
+                max_norm=limit,
+                steps=steps if steps > 0 else None,
             )
             self._recorder.epoch()
         self._enter(ids, targets)

@@ -105,6 +105,7 @@ class RecordCallback(Recorded, *_bases()):  # type: ignore[misc]
             trainer.optimizers[0],
             loss=self._loss,
             trace=self._trace,
+            max_norm=_limit(trainer),
             steps=int(steps) if 0 < steps < float("inf") else None,
         )
 
@@ -132,6 +133,12 @@ class RecordCallback(Recorded, *_bases()):  # type: ignore[misc]
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Make the run, after whatever other callbacks do when the training ends."""
         self._end()
+
+
+def _limit(trainer: Any) -> float | None:
+    """The norm that the Trainer clips gradients to."""
+    limit = trainer.gradient_clip_val
+    return limit if limit and limit > 0 and trainer.gradient_clip_algorithm in (None, "norm") else None
 
 
 def _network(module: nn.Module, name: str | None) -> nn.Module:

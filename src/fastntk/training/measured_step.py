@@ -233,17 +233,17 @@ def clipping(measures: Tensor, stated: float | None = None) -> tuple[Tensor, flo
 
 
 def _clipping(measures: Tensor) -> tuple[Tensor, float | None, float]:
-    """As :func:`clipping`, from the steps alone; and the largest norm of all."""
+    """As :func:`clipping`, from the steps alone; and the largest norm that a step was taken with, whatever it was before."""
     clips, errors, norms, head = measures.unbind(1)
+    whole = (norms.square() + head.square()).sqrt() + 1e-6  # clip_grad_norm_ adds as much to the norm that it divides by
+    steps = clips * whole  # known exactly; what of it is clipping is known but for the error, much in low precision
+    largest = float(steps.max()) if len(steps) else 0.0
     plain = (clips - 1).abs() <= errors.clamp_min(1e-6)
     clips = torch.where(plain, torch.ones_like(clips), clips)
-    whole = (norms.square() + head.square()).sqrt() + 1e-6  # clip_grad_norm_ adds as much to the norm that it divides by
-    largest = float(whole.max()) if len(whole) else 0.0
     if bool(plain.all()) or bool((clips > 1).any()):
         return clips, None, largest
-    clipped_norms = (clips * whole)[~plain]
-    most = float(clipped_norms.median())
-    same = float(clipped_norms.std(correction=0)) <= 1e-2 * most and not bool((whole[plain] > 1.01 * most).any())
+    most = float(steps[~plain].median())
+    same = float(steps[~plain].std(correction=0)) <= 1e-2 * most and not bool((steps[plain] > 1.01 * most).any())
     return clips, most if same else None, largest
 
 
