@@ -201,9 +201,15 @@ def test_a_gradient_of_one_of_several_later_passes_is_refused() -> None:
         recorder.finish()
 
 
-def test_checkpointing_of_the_head_is_named() -> None:
-    model, _, recorder = started()
+def test_checkpointing_that_ends_before_the_head_is_recorded_and_of_the_head_named() -> None:
     batch = torch.arange(8)
+    model, optimizer, recorder = started("norm+head")
+    with recorder.batch(batch, LABELS[batch]):
+        features = torch.utils.checkpoint.checkpoint(model[:3], IMAGES[batch], use_reentrant=False)
+        F.cross_entropy(model[3](features), LABELS[batch]).backward()
+        optimizer.step()
+    assert recorder.finish().trace.steps == 1
+    model, _, recorder = started("norm+head")
     with recorder.batch(batch, LABELS[batch]):
         outputs = torch.utils.checkpoint.checkpoint(model, IMAGES[batch], use_reentrant=False)
         with pytest.raises(InputError, match=r"two forward passes .* checkpointing .* let it end before the head"):
