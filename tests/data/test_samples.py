@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastntk.base.errors import InputError
-from fastntk.data import Samples
+from fastntk.data import ForgetRequest, Samples
 
 
 def make(n: int = 4, **options: object) -> Samples:
@@ -139,6 +139,12 @@ def test_from_dataset() -> None:
     assert samples.classes == ("cat", "dog")
     assert samples.ids == ("a", "b", "c")
     assert Samples.from_dataset(dataset, classes=["x", "y"]).classes == ("x", "y")
+    dataset.classes = {"dog": 1, "cat": 0}  # type: ignore[attr-defined]
+    assert Samples.from_dataset(dataset).classes == ("cat", "dog")
+    dataset.classes = {"cat", "dog"}  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="give classes= as a list"):
+        Samples.from_dataset(dataset)
+    assert Samples.from_dataset(dataset, classes=["x", "y"]).classes == ("x", "y")
 
 
 @pytest.mark.parametrize(
@@ -183,3 +189,88 @@ def test_classes_may_outnumber_the_labels() -> None:
     assert named.classes_without_samples == ("a", "b")
     with pytest.raises(InputError, match="not 4 classes"):
         named.counting(4)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {0: "cat", 1: "dog", 2: "emu"},
+        {2: "emu", 0: "cat", 1: "dog"},
+        {"emu": 2, "cat": 0, "dog": 1},
+        {"emu": np.int64(2), "cat": np.int64(0), "dog": np.int64(1)},
+    ],
+)
+def test_class_names_as_a_mapping_go_by_its_labels(classes: object) -> None:
+    samples = make(classes=classes)
+    assert samples.classes == ("cat", "dog", "emu")
+    assert samples.num_classes == 3
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {"cat": 0, "dog": 1, "emu": 3},
+        {"cat": 1, "dog": 2, "emu": 3},
+        {"cat": 0, "dog": 1, "emu": 1},
+        {"0": "cat", "1": "dog", "2": "emu"},
+        {0: 2, 1: 0, 2: 1},
+        {"cat": False, "dog": True, "emu": 2},
+        {"cat": 0.0, "dog": 1.0, "emu": 2.0},
+    ],
+)
+def test_other_mappings_of_class_names_are_refused(classes: object) -> None:
+    with pytest.raises(InputError, match=r"\{name: label\} or \{label: name\} with each label of 0…2 once.* as a list"):
+        make(classes=classes)
+
+
+@pytest.mark.parametrize("names", [{"cat", "dog", "emu"}, frozenset(["cat", "dog", "emu"])])
+def test_class_names_without_an_order_are_refused(names: object) -> None:
+    with pytest.raises(
+        InputError, match=f"order of their labels, and a {type(names).__name__} has none: give classes= as a list"
+    ):
+        make(classes=names)
+
+
+@pytest.mark.parametrize("ids", [{"a", "b", "c", "d"}, frozenset("abcd"), dict.fromkeys("abcd", 0)])
+def test_ids_without_an_order_are_refused_and_fine_in_a_request(ids: object) -> None:
+    with pytest.raises(InputError, match=f"order of the samples, and a {type(ids).__name__} has none: give a list"):
+        make(ids=ids)
+    assert set(ForgetRequest(ids=ids).ids or ()) == set("abcd")
+
+
+def test_ids_may_be_a_list_of_numbers_in_tensors() -> None:
+    assert make(ids=list(torch.arange(3, 7))).ids == ("3", "4", "5", "6")
+    assert make(ids=list(np.array(["p", "q", "r", "s"]))).index_of([np.array("r")]).tolist() == [2]
+    with pytest.raises(InputError, match=r"not True \(bool\)"):
+        make(ids=list(torch.ones(4, dtype=torch.bool)))
+
+
+def test_inputs_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        inputs = torch.ones(4, 2)
+        within = make()
+        part = make().subset([1, 0])
+    samples = Samples(inputs, [0, 1, 0, 1])
+    assert samples.digest() == Samples(torch.ones(4, 2), [0, 1, 0, 1]).digest()
+    assert within.digest() == make().digest()
+    assert part.digest() == make().subset([1, 0]).digest()
+    for each in (samples, within, part):
+        before = each.digest()
+        each.inputs[0] += 1
+        assert each.digest() != before
+
+
+def test_inputs_that_require_gradients_are_detached_where_they_are() -> None:
+    leaf = torch.ones(4, 2, requires_grad=True)
+    for inputs in (leaf, leaf * 2):
+        samples = Samples(inputs, [0, 1, 0, 1])
+        assert not samples.inputs.requires_grad
+        assert samples.inputs.data_ptr() == inputs.data_ptr()
+
+
+def test_the_digest_of_a_copy_is_its_own() -> None:
+    samples = Samples(torch.zeros(3, 2), [0, 1, 1])
+    before = samples.digest()
+    samples.inputs[0, 0] = 1.0
+    for other in (copy.deepcopy(samples), pickle.loads(pickle.dumps(samples))):
+        assert other.digest() == samples.digest() != before

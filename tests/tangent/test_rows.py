@@ -160,8 +160,12 @@ def test_guards_explain_themselves(build: Callable[[], nn.Module], inputs: Tenso
 
 def test_chunks_of_no_sample_are_refused() -> None:
     model = nn.Linear(6, 3).eval()
-    with pytest.raises(InputError, match="chunk must be ≥ 1, got 0"):
-        fastntk.jacobian(model, fastntk.tune(model, "head"), torch.randn(4, 6), chunk=0)
+    subset, inputs = fastntk.tune(model, "head"), torch.randn(4, 6)
+    for wrong in (0, -1, 2.5, "a", True):
+        with pytest.raises(InputError, match=f"chunk must be ≥ 1, got {wrong!r}"):
+            fastntk.jacobian(model, subset, inputs, chunk=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"chunk must be ≥ 1, got {wrong!r}"):
+            fastntk.linearise_run(fastntk.Run(model, subset, subset.get(), fastntk.Samples(inputs, [0, 1, 2, 0])), chunk=wrong)  # type: ignore[arg-type]
 
 
 def test_a_chunk_leaves_no_activations_behind() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.gradients import recordable, write_count
 from fastntk.data.map_style import Reading, read_dataset
 from fastntk.models.card import InputSpec
 
@@ -27,13 +28,19 @@ from fastntk.models.card import InputSpec
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+Classes = Iterable[str] | Mapping[str, int] | Mapping[int, str] | None
+"""Class names as they are given."""
+
+
 @dataclass(frozen=True, init=False, eq=False)
 class Samples:
     """Inputs (n, ...), labels (n,) int64, n unique ids and, where known, the names of the classes.
 
-    Inputs stay on the device they are on; a model on another one gets them batch by batch. Labels are on the CPU.
+    Inputs stay on the device they are on; a model on another one gets them batch by batch. Labels are on the CPU. Inputs that
+    require gradients are detached, those made under ``torch.inference_mode()`` copied; all others are used as they are.
 
-    ``ids`` may be given as int or str and are compared as strings; the default is "0" … "n-1".
+    ``ids`` may be given as int or str and are compared as strings; the default is "0" … "n-1". ``classes`` are given in the order
+    of their labels, or as a mapping that says it: {name: label} or {label: name}.
     ``num_classes`` is the number of names, or the largest label plus one; a subset keeps its parent's.
     """
 
@@ -48,7 +55,7 @@ class Samples:
         inputs: Tensor,
         labels: Any,
         ids: Any = None,
-        classes: Iterable[str] | None = None,
+        classes: Classes = None,
     ) -> None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 1:
             description = f"a tensor of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
@@ -71,6 +78,8 @@ class Samples:
         classes: tuple[str, ...] | None,
         num_classes: int,
     ) -> None:
+        # Data is no step of a differentiable computation, and may be the start of one.
+        inputs, labels = recordable(inputs.detach() if inputs.requires_grad else inputs), recordable(labels)
         for name, value in zip(
             ("inputs", "labels", "ids", "classes", "num_classes"), (inputs, labels, ids, classes, num_classes)
         ):
@@ -81,7 +90,7 @@ class Samples:
         cls,
         dataset: Any,
         ids: Any = None,
-        classes: Iterable[str] | None = None,
+        classes: Classes = None,
         *,
         image_column: str | None = None,
         label_column: str | None = None,
@@ -102,6 +111,10 @@ class Samples:
         contents = read_dataset(dataset, Reading(image_column, label_column, id_column, spec, allow_random), own_ids=ids is None)
         names = contents.classes if classes is None else classes
         return cls(contents.inputs, contents.labels, contents.ids if ids is None else ids, names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's tensors count their writes anew: by its version, a digest of before the last write would pass for today's.
+        return {name: value for name, value in self.__dict__.items() if name != "_digest"}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -167,7 +180,7 @@ class Samples:
     @property
     def version(self) -> tuple[int, int]:
         """Counts writes to inputs and labels that torch saw: who has it can tell cheaply whether they changed since."""
-        return self.inputs._version, self.labels._version
+        return write_count(self.inputs), write_count(self.labels)
 
     def digest(self) -> str:
         """Return the SHA-256 of inputs (type, shape, values), labels, ids and class names.
@@ -203,11 +216,20 @@ def as_ids(ids: Any) -> tuple[str, ...]:
         ids = (ids,)
     if not isinstance(ids, Iterable):
         raise InputError(f"ids must be int or str, or a sequence of them, not {type(ids).__name__}")
-    values = list(ids)
+    values = [value.item() if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0 else value for value in ids]
     wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, (str, int, np.integer))]
     if wrong:
         raise InputError(f"ids must be int or str, not {listing(f'{value!r} ({type(value).__name__})' for value in wrong)}")
     return _plain(tuple(str(value) for value in values), what="ids")
+
+
+def ids_in_order(ids: Any) -> tuple[str, ...]:
+    """Return ids as strings, one a sample: what has no order cannot say which is whose."""
+    if isinstance(ids, (set, frozenset, Mapping)):
+        raise InputError(
+            f"ids must be in the order of the samples, and a {type(ids).__name__} has none: give a list, an array or a tensor"
+        )
+    return as_ids(ids)
 
 
 def _plain(names: tuple[str, ...], *, what: str) -> tuple[str, ...]:
@@ -223,25 +245,44 @@ def _plain(names: tuple[str, ...], *, what: str) -> tuple[str, ...]:
 
 def sample_ids(ids: Any, *, count: int) -> tuple[str, ...]:
     """Return ``count`` unique ids as strings, "0" … when none are given."""
-    names = tuple(str(number) for number in range(count)) if ids is None else as_ids(ids)
+    names = tuple(str(number) for number in range(count)) if ids is None else ids_in_order(ids)
     if len(names) != count:
         raise InputError(f"{len(names)} ids for {count} samples: give one id a sample")
     _refuse_duplicates(names)
     return names
 
 
-def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return the class names as a tuple, refusing names given twice."""
+def class_names(classes: Classes) -> tuple[str, ...] | None:
+    """Return the class names in the order of their labels, refusing names given twice and what has no order."""
     if classes is None:
         return None
     if isinstance(classes, str):
         raise InputError(f"classes must be a sequence of names, not the single str {classes!r}")
-    names = tuple(str(name) for name in classes)
+    if isinstance(classes, (set, frozenset)):
+        raise InputError(
+            f"classes must be in the order of their labels, and a {type(classes).__name__} has none: give classes= as a list, "
+            "or as {name: label}"
+        )
+    names = tuple(str(name) for name in (_by_label(classes) if isinstance(classes, Mapping) else classes))
     _plain(names, what="class names")
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise InputError(f"class names given more than once: {listing(twice)}")
     return names
+
+
+def _by_label(classes: Mapping[Any, Any]) -> list[str]:
+    """The names of {name: label} or {label: name} in the order of the labels, which have to be 0 … C - 1."""
+    for names, labels in ((classes.keys(), classes.values()), (classes.values(), classes.keys())):
+        whole = all(isinstance(label, (int, np.integer)) and not isinstance(label, bool) for label in labels)
+        if whole and all(isinstance(name, str) for name in names) and sorted(labels) == list(range(len(classes))):
+            by_label = dict(zip(labels, names))
+            return [by_label[label] for label in range(len(classes))]
+    pairs = listing(f"{key!r}: {value!r}" for key, value in classes.items())
+    raise InputError(
+        f"classes as a mapping must be {{name: label}} or {{label: name}} with each label of 0…{len(classes) - 1} once, as int; "
+        f"got {{{pairs}}}: give classes= as a list of names in the order of their labels"
+    )
 
 
 def label_tensor(labels: Any, *, count: int) -> Tensor:

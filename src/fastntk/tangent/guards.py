@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.errors import InputError, listing, said
-from fastntk.base.gradients import gradients_of
+from fastntk.base.gradients import check_differentiable, gradients_of
 from fastntk.models import device_of, logits
 from fastntk.tangent.rows import RowEngine
 from fastntk.training.network import check_device
@@ -75,6 +75,7 @@ def check_inputs(model: nn.Module, subset: Subset, inputs: Tensor) -> None:
         raise InputError("The subset belongs to another model: use subset.on(model).")
     if subset.numel == 0:
         raise InputError("The subset is empty: there is nothing to differentiate.")
+    check_differentiable(subset.parameters.items())
     if not isinstance(inputs, Tensor):
         raise InputError(
             f"Inputs are a tensor (n, ...), as the model takes it, not {type(inputs).__name__}: torch.as_tensor(inputs)."

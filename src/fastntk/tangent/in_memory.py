@@ -16,7 +16,7 @@ from fastntk.base.device import with_float64
 from fastntk.base.progress import track
 from fastntk.linalg import GramAccumulator, HeadRows
 from fastntk.tangent.guards import checked_engine
-from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
+from fastntk.tangent.rows import RowEngine, chunk_size, iter_rows
 from fastntk.tuning import Subset
 
 
@@ -79,5 +79,5 @@ def _join(engine: RowEngine, parts: list[HeadRows]) -> HeadRows:
 
 
 def _tracked(engine: RowEngine, inputs: Tensor, chunk: int | None) -> Iterator[tuple[slice, HeadRows]]:
-    size = chunk or DEFAULT_CHUNK
+    size = chunk_size(chunk)
     return track(iter_rows(engine, inputs, chunk=size), "Jacobian rows", total=math.ceil(len(inputs) / size))

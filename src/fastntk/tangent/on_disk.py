@@ -46,7 +46,7 @@ from fastntk.base.schema import Count, JsonObject, Sha256, parse, read_json
 from fastntk.base.text import byte_size
 from fastntk.linalg import HeadRows
 from fastntk.models.card import fingerprint_of
-from fastntk.tangent.rows import DEFAULT_CHUNK, RowEngine, iter_rows
+from fastntk.tangent.rows import RowEngine, chunk_size, iter_rows
 
 FORMAT = 2
 SCRATCH = "fastntk-rows"
@@ -122,9 +122,7 @@ def rows_on_disk(
     folder = Path(folder)
     if engine.dtype not in _DTYPES:
         raise InputError(f"Rows of {engine.dtype} on {inputs.device} cannot be stored: expected {listing(_DTYPES)}.")
-    size = DEFAULT_CHUNK if chunk is None else chunk
-    if size < 1:
-        raise InputError(f"chunk must be ≥ 1, got {size}.")
+    size = chunk_size(chunk)
     files = _files(engine, inputs, folder)
     key = _key(engine, inputs, files, chunk=size, samples_digest=samples_digest)
     state = _progress_of(folder, key)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from fastntk.base.errors import InputError, listing
-from fastntk.base.gradients import gradients_of, with_gradients
+from fastntk.base.gradients import gradients_of, recordable, with_gradients
 from fastntk.linalg import HeadRows
 from fastntk.models import device_of, logits
 from fastntk.tangent.attention import plain_attention
@@ -335,12 +335,17 @@ class RowEngine:
                 self.bias_columns = span(name)
 
 
+def chunk_size(chunk: int | None) -> int:
+    """How many samples are taken at once: those asked for, or the default."""
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise InputError(f"chunk must be ≥ 1, got {chunk!r}: it is a whole number of samples that are taken at once.")
+    return DEFAULT_CHUNK if chunk is None else chunk
+
+
 def iter_rows(engine: RowEngine, inputs: Tensor, *, chunk: int | None = None) -> Iterator[tuple[slice, HeadRows]]:
     """Yield (which samples, their rows), chunk by chunk."""
     inputs = fast_layout(engine.model, inputs)
-    size = DEFAULT_CHUNK if chunk is None else chunk
-    if size < 1:
-        raise InputError(f"chunk must be ≥ 1, got {size}.")
+    size = chunk_size(chunk)
     for start in range(0, len(inputs), size):
         part = slice(start, min(start + size, len(inputs)))
         yield part, engine.rows(inputs[part])
@@ -364,6 +369,7 @@ def jacobian(model: nn.Module, subset: Subset, inputs: Tensor, *, chunk: int | N
     """
     from fastntk.tangent.guards import checked_engine
 
+    inputs = recordable(inputs) if isinstance(inputs, Tensor) else inputs
     engine = checked_engine(model, subset, inputs)
     out = torch.zeros(len(inputs), engine.classes, subset.numel, dtype=engine.dtype, device=device_of(model))
     for part, rows in iter_rows(engine, inputs, chunk=chunk):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastntk.base.errors import InputError, listing, said
+from fastntk.base.gradients import check_differentiable
 from fastntk.data import Samples
 from fastntk.models import logits
 from fastntk.training.recipe import Recipe
@@ -83,6 +84,9 @@ def fast_layout(model: nn.Module, inputs: Tensor) -> Tensor:
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 256) -> Tensor:
     """Eval-mode logits (n, C) of model-ready inputs, on the CPU wherever the model is."""
+    if not isinstance(inputs, Tensor):
+        advice = "give samples.inputs" if isinstance(inputs, Samples) else "torch.as_tensor(inputs)"
+        raise InputError(f"Inputs are a tensor (n, ...), as the model takes it, not {type(inputs).__name__}: {advice}.")
     with eval_mode(model):
         batches = fast_layout(model, inputs).split(batch_size)
         return torch.cat([logits(model, batch) for batch in batches]).cpu()
@@ -141,6 +145,7 @@ def check_samples(model: nn.Module, samples: Samples) -> int:
     if len(samples) == 0:
         raise InputError("There are no samples to train on.")
     check_precision(model.named_parameters())
+    check_differentiable(model.named_parameters())
     first = next(model.parameters())
     check_device(samples.inputs, first.device)
     if samples.inputs.is_floating_point() and samples.inputs.dtype != first.dtype:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from fastntk.base.errors import InputError, listing
 from fastntk.data import Samples
-from fastntk.data.samples import as_ids
+from fastntk.data.samples import ids_in_order
 
 
 def names_and_targets(ids: Any, targets: Any) -> tuple[tuple[str, ...], Tensor]:
     """What a batch is announced with: ids as strings, and a copy of its targets, labels (B,) as int64 or soft ones (B, C)."""
     if ids is None or targets is None:
         raise InputError("a batch needs ids and targets: recorder.batch(ids, targets), one of each for every sample.")
+    names = ids_in_order(ids)
     try:
-        target_tensor, names = torch.as_tensor(targets).detach().clone(), as_ids(ids)
+        target_tensor = torch.as_tensor(targets).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"ids and targets must be sequences or tensors, one entry a sample: {error}") from error
     if target_tensor.dim() == 0:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fastntk.base.errors import InputError, listing
+from fastntk.base.gradients import check_differentiable
 from fastntk.tuning.adapters import adapter_parameters, adapters_of, attach_lora, inside
 from fastntk.tuning.head import find_head
 from fastntk.tuning.prompts import attach_prompts
@@ -47,6 +48,7 @@ def tune(
     """
     if not isinstance(spec, str):
         raise InputError(f"spec must be text, a sum such as 'norm+head'; got {spec!r}.")
+    check_differentiable(model.named_parameters())
     terms = [term.strip() for term in spec.split("+")]
     if not all(terms):
         raise InputError(f"spec {spec!r} has an empty term: write a sum such as 'norm+head'.")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fastntk.base.gradients import write_count
 from fastntk.models import logits
 from fastntk.tangent import RowEngine
 from fastntk.tangent.blocks import Block, blocks
@@ -240,5 +241,5 @@ _LOCK = threading.Lock()
 
 def _state(run: Run) -> tuple[object, ...]:
     """Changes where the model or the data is another one, or torch saw it written to."""
-    versions = tuple(tensor._version for tensor in (*run.model.parameters(), *run.model.buffers()))
+    versions = tuple(write_count(tensor) for tensor in (*run.model.parameters(), *run.model.buffers()))
     return id(run.model), id(run.data), run.data.version, versions
