@@ -59,10 +59,19 @@ class Linearisation:
     routes: dict[str, object]
     seconds: float
     samples: Samples
-    version: tuple[int, int]
+    version: tuple[int, int] | None
     engine: RowEngine = field(repr=False)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
     """What methods work out once for all requests."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's tensors count their writes anew; whether the data changed since is what has to survive.
+        return self.__dict__ | {"version": None if self.samples.version != self.version else self.version}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.version is not None:
+            self.__dict__["version"] = self.samples.version
 
     def check_run(self, run: Run) -> None:
         """Refuse a run whose weights or data are not those this was made from."""
