@@ -356,6 +356,9 @@ def test_fit_looks_at_its_arguments_before_it_trains() -> None:
     ):
         with pytest.raises(InputError, match=message):
             fastntk.fit(*arguments)  # type: ignore[arg-type]
+    for trace in (3, 0.5, ["folder"]):
+        with pytest.raises(InputError, match="trace must be True"):
+            fastntk.fit(model, subset, samples, fastntk.Recipe(), trace=trace)  # type: ignore[arg-type]
     assert all(torch.equal(*pair) for pair in zip(before, (*model.parameters(), *other.parameters())))
 
 

@@ -194,3 +194,11 @@ def test_the_head_is_found(model: nn.Module, name: str) -> None:
 
 def test_the_head_of_a_bare_linear_layer_can_be_tuned() -> None:
     assert fastntk.tune(nn.Linear(3, 2), "head").names == ("weight", "bias")
+
+
+def test_the_vector_of_an_empty_subset_is_empty() -> None:
+    for dtype in (torch.float32, torch.float64):
+        subset = fastntk.Subset(nn.Linear(3, 2).to(dtype), [])
+        assert subset.get().shape == (0,)
+        assert subset.get().dtype == dtype
+        subset.set(subset.get())

@@ -36,6 +36,8 @@ def fit(model: nn.Module, subset: Subset, samples: Samples, recipe: Recipe, *, t
     are the same bytes with and without.
     """
     _check_arguments(model, subset, samples, recipe)
+    if trace is not None and not isinstance(trace, bool | str | Path):
+        raise InputError(f"trace must be True (in memory), a new folder, or None; got {trace!r}.")
     check_samples(model, samples)
     if recipe.epochs:
         check_head(subset, samples)

@@ -29,7 +29,8 @@ from fastntk.tuning.outside import digests
 class Run:
     """A fine-tuned model, its tuned subset, their values before fine-tuning, the data, and (if known) the recipe.
 
-    ``anchor`` (d,): the tuned parameters before fine-tuning. ``samples`` may be None for a run that was made or loaded without
+    ``anchor`` (d,): the tuned parameters before fine-tuning; a copy is kept, without a graph and in the parameters' dtype,
+    whatever floating-point one it is given in. ``samples`` may be None for a run that was made or loaded without
     its data; what needs images then says so. ``source`` describes where the data came from (JSON-able), if known. ``trace``:
     the path of the fine-tuning, where it was recorded. ``data_facts``: what the folder of a loaded run says of its data (counts,
     class names, digests), which is all that is known of it where there are no samples. ``key``: of the digests that stand for ids
@@ -52,6 +53,7 @@ class Run:
     key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.subset.model is not self.model:
             raise InputError("Run: the subset belongs to another model. Use subset.on(model) or tune(model, spec).")
         if not isinstance(self.anchor, Tensor) or self.anchor.shape != (self.subset.numel,):
@@ -60,6 +62,12 @@ class Run:
                 f"Run: the anchor must be a tensor of shape ({self.subset.numel},), the tuned parameters before "
                 f"fine-tuning (subset.get() at that time); got {description}."
             )
+        if not self.anchor.is_floating_point():
+            raise InputError(
+                f"Run: the anchor must hold the tuned parameters' values as floating-point numbers, got {self.anchor.dtype}: "
+                "whole numbers have lost them. Take subset.get() before fine-tuning."
+            )
+        object.__setattr__(self, "anchor", self.anchor.detach().to(self.subset.get().dtype, copy=True))
         if not torch.isfinite(self.anchor).all():
             raise InputError("Run: the anchor has NaN or infinite entries.")
         if self.pretrained is not None:
@@ -68,6 +76,15 @@ class Run:
             object.__setattr__(self, "samples", as_listed(self.samples, self.trace))
         if self.trace is not None:
             self.trace.check(self.subset, self.anchor, self.samples)
+
+    def _check_kinds(self) -> None:
+        """Refuse what is of another kind, before anything is asked of it."""
+        kinds = {"model": nn.Module, "subset": Subset, "samples": Samples, "recipe": Recipe, "trace": Trace}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name in ("model", "subset")):
+                advice = {"samples": ": give Samples(inputs, labels)", "recipe": ": give Recipe(epochs=...)"}.get(name, "")
+                raise InputError(f"Run: {name} must be a {kind.__name__}, got {type(value).__name__}{advice}.")
 
     @property
     def data(self) -> Samples:

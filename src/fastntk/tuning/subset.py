@@ -79,7 +79,8 @@ class Subset:
 
     def get(self) -> Tensor:
         """A detached copy of the values, (d,)."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters.values()])
+        parts = [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
+        return torch.cat(parts) if parts else next(self.model.parameters(), torch.empty(0)).new_empty(0)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a (d,) vector, one in the shape of each parameter."""

@@ -98,6 +98,7 @@ def plan(
     where the rows would go (``folder``, or the temporary folder). Without classes and ids, Retrain is counted with all samples.
     ``Plan.copies``: samples that stay and are copies of some that go; ``duplicates="near"`` adds those that only look alike.
     """
+    run = _known(run)
     names = [method] if isinstance(method, str) else list(method or _compared(run))
     methods = [find_method(name) for name in names]
     arguments = {"memory_budget": memory_budget, "disk_budget": disk_budget, "chunk": chunk, "folder": folder}
@@ -115,6 +116,16 @@ def plan(
     if not result.chosen:
         result.route(names[0])  # says why
     return replace(result, copies=copies)
+
+
+def _known(run: object) -> Run:
+    """The run, or a refusal of what is none."""
+    if not isinstance(run, Run):
+        advice = (
+            "take result.as_run()" if isinstance(run, Unlearned) else "make one of a model by Run(model, subset, anchor, samples)"
+        )
+        raise InputError(f"Expected a Run, as fit, recorder.finish and Run.load return it, got {type(run).__name__}: {advice}.")
+    return run
 
 
 def _compared(run: Run) -> list[str]:
@@ -144,8 +155,7 @@ def prepare(
     ``split``: a request on this run that was resolved before, in place of ``classes`` and ``ids``.
     """
     previous = run if isinstance(run, Unlearned) else None
-    origin = previous.run if previous else run
-    assert isinstance(origin, Run)
+    origin = _known(previous.run if previous else run)
     check_precision(origin.subset.parameters.items())
     check_reason(accept_outside)
     check_finite(origin.model, what="The run's model")
