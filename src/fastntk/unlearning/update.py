@@ -163,8 +163,11 @@ def some(indices: Tensor, most: int = MOST) -> Tensor:
 
 
 def _probe(run: Run, split: Split) -> Tensor | None:
-    """Averages of pairs of retained inputs: never trained on, and no hold-out data is needed."""
-    if len(split.retain) < 2:
+    """Averages of pairs of retained inputs: never trained on, and no hold-out data is needed.
+
+    None of whole numbers: the average of two tokens is no token.
+    """
+    if len(split.retain) < 2 or not run.data.inputs.is_floating_point():
         return None
     count = min(32, len(split.retain) // 2)
     picks = split.retain[torch.linspace(0, len(split.retain) - 1, 2 * count).round().long()]
