@@ -40,6 +40,27 @@ def hf_vit(attention: str = "sdpa") -> nn.Module:
     return model.eval()
 
 
+def hf_swin(**options: Any) -> nn.Module:
+    ensure_operators()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SwinConfig(
+        **{"image_size": 32, "patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "num_labels": 4} | options
+    )
+    model: nn.Module = transformers.SwinForImageClassification(config)
+    return model.eval()
+
+
+def hf_segformer(depth: int = 1) -> nn.Module:
+    ensure_operators()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SegformerConfig(
+        depths=[depth] * 2, num_encoder_blocks=2, hidden_sizes=[4, 8], num_attention_heads=[1, 2], sr_ratios=[2, 1],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[1, 1], decoder_hidden_size=8, num_labels=4,
+    )  # fmt: skip
+    model: nn.Module = transformers.SegformerForImageClassification(config)
+    return model.eval()
+
+
 BUILDERS = [timm_vit, hf_vit]
 
 
@@ -284,6 +305,27 @@ def test_attention_without_the_fused_call_is_refused_before_anything_is_attached
     names, before = list(model.state_dict()), logits(model, images)
     with pytest.raises(InputError, match=reason):
         fastntk.tune(model, "prompts+head")
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(logits(model, images), before)
+    fastntk.tune(model, "head")
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (hf_swin, "its attention looks through windows"),
+        (lambda: hf_swin(depths=[2, 6]), "its attention looks through windows"),
+        (hf_segformer, "its queries, keys and values are 4, 8 wide, and prompts would be 4"),
+        (lambda: hf_segformer(depth=2), "its blocks hold several attention layers each"),
+    ],
+)
+def test_attention_whose_keys_prompts_do_not_fit_is_refused_before_anything_is_attached(
+    build: Callable[[], nn.Module], reason: str
+) -> None:
+    model, images = build(), torch.randn(1, 3, 32, 32)
+    names, before = list(model.state_dict()), logits(model, images)
+    with pytest.raises(InputError, match=f"{reason}. The model is as it was"):
+        fastntk.tune(model, "prompts+head", prompt_blocks=2)
     assert list(model.state_dict()) == names
     torch.testing.assert_close(logits(model, images), before)
     fastntk.tune(model, "head")

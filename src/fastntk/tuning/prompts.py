@@ -10,6 +10,7 @@ Not for ``nn.MultiheadAttention``, which hides that call, nor for attention writ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
-from fastntk.base.errors import InputError
+from fastntk.base.errors import InputError, listing
 
 PROMPT_STD = 0.02
 PROMPT_NAME = "prefix_prompt"
+
+_PROJECTION = re.compile(r"(?:^|\.)(?:to_)?(qkv|query|key|value|[qkv])(?:_proj)?$")
 
 
 def expand_prefix(prefix: Tensor, batch: int, heads: int) -> Tensor:
@@ -140,9 +143,9 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
     if not 1 <= blocks <= len(chain):
         raise InputError(f"prompt_blocks must be between 1 and {len(chain)} (the model's blocks), got {blocks}.")
     existing = [block for block in chain if hasattr(block, PROMPT_NAME)]
-    if not existing:
-        _check_attention(model, chain[:blocks])
     width = _width(model, chain[0])
+    if not existing:
+        _check_attention(model, chain[:blocks], width)
     if existing:
         shapes = {tuple(block.get_submodule(PROMPT_NAME).get_parameter("key").shape) for block in existing}
         if len(existing) != blocks or shapes != {(length // 2, width)}:
@@ -159,10 +162,15 @@ def attach_prompts(model: nn.Module, *, length: int = 10, blocks: int = 5, seed:
     return [name for name, _ in model.named_parameters() if f".{PROMPT_NAME}." in f".{name}"]
 
 
-def _check_attention(model: nn.Module, blocks: list[nn.Module]) -> None:
-    """Refuse, before anything is attached, blocks that are known not to call ``F.scaled_dot_product_attention`` in the open."""
+def _check_attention(model: nn.Module, blocks: list[nn.Module], width: int) -> None:
+    """Refuse, before anything is attached, blocks that are known not to call ``F.scaled_dot_product_attention`` in the open.
+
+    Once, and with keys and values as wide as the prompts.
+    """
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     modules = [module for block in blocks for module in block.modules()]
+    projections = [_projections(block) for block in blocks]
+    widths = {each for block in projections for pairs in block.values() for each in pairs}
     reason = None
     if any(isinstance(module, nn.MultiheadAttention) for module in modules):
         reason = "its blocks are built on nn.MultiheadAttention, which hides that call"
@@ -172,13 +180,27 @@ def _check_attention(model: nn.Module, blocks: list[nn.Module]) -> None:
         reason = "its attention modules have fused_attn = False: set it to True"
     elif any(isinstance(block, nn.Sequential | nn.ModuleList) for block in blocks):
         reason = "its blocks are plain nn.Sequential or nn.ModuleList, of which prompts would be one more part: write a module"
-    elif any("window" in type(module).__name__.lower() for module in modules):
+    elif any("window" in type(module).__name__.lower() or hasattr(module, "shift_size") for module in modules):
         reason = "its attention looks through windows"
+    elif any(len(pairs) > 1 for block in projections for pairs in block.values()):
+        reason = "its blocks hold several attention layers each"
+    elif widths - {width}:
+        reason = f"its queries, keys and values are {listing(sorted(widths))} wide, and prompts would be {width}"
     if reason is not None:
         raise InputError(
             f"spec 'prompts' puts keys and values in front of F.scaled_dot_product_attention, and {type(model).__name__} has no "
             f"such call that could be reached: {reason}. The model is as it was; 'norm+head' tunes it without prompts."
         )
+
+
+def _projections(block: nn.Module) -> dict[str, list[int]]:
+    """Widths of the queries, keys and values that a block's linear layers make, by the layers' usual names; empty for others."""
+    widths: dict[str, list[int]] = {}
+    for path, module in block.named_modules():
+        match = _PROJECTION.search(path.removesuffix(".base_layer"))  # where peft keeps the layer that it adapts
+        if match and isinstance(module, nn.Linear):
+            widths.setdefault(match[1], []).append(module.out_features // (3 if match[1] == "qkv" else 1))
+    return widths
 
 
 def _has_attention(block: nn.Module) -> bool:
