@@ -251,6 +251,9 @@ def test_hold_out_sets_that_do_not_fit_are_refused(toy, result) -> None:
     assert "Labels must be 0…2" in refused(toy, result, holdout=Samples(unseen.inputs, unseen.labels + 1))
     renamed = Samples(unseen.inputs, unseen.labels, classes=["bee", "ant", "cat"])
     assert "names its classes" in refused(toy, result, holdout=renamed)
+    two = (unseen.labels < 2).nonzero().flatten()
+    fewer = Samples(unseen.inputs[two], unseen.labels[two], classes=["ant", "cat"])
+    assert "names its classes ('ant', 'cat'), the run (" in refused(toy, result, holdout=fewer)
     assert "90 of 90 hold-out samples are training samples" in refused(toy, result, holdout=toy.run.data)
 
 

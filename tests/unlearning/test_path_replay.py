@@ -195,7 +195,7 @@ def test_epochs_on_the_network_itself_are_those_of_retrain(optimizer: str) -> No
     torch.testing.assert_close(theta(again), theta(both), rtol=1e-8, atol=1e-10)
     far = [float((theta(without(run, depth="all", classes=[1], exact=exact)) - true).norm()) for exact in (0, 1, 2)]
     assert far == sorted(far, reverse=True)
-    for wrong in (-1, 4, [3], [-1], True, 1.5, "one"):
+    for wrong in (-1, 4, [3], [-1], True, 1.5, "one", "", b"", (True,), [0, True]):
         with pytest.raises(InputError, match="exact is a number of first epochs, or epochs from 0 to 2"):
             without(run, depth="all", classes=[1], exact=wrong)
 
@@ -451,7 +451,13 @@ def test_depths_that_do_not_exist_and_bad_points(run: fastntk.Run) -> None:
     for name, wrong in (("checkpoints", 0), ("checkpoints", -1), ("checkpoints", True), ("checkpoints", "2"), ("correction", -1)):
         with pytest.raises(InputError, match=f"{name} is a number of points"):
             without(run, depth=1, classes=[1], **{name: wrong})
-    for name, wrong in (("checkpoints", [0]), ("checkpoints", [4]), ("correction", []), ("correction", [1.5])):
+    for name, wrong in (
+        ("checkpoints", [0]),
+        ("checkpoints", [4]),
+        ("correction", []),
+        ("correction", [1.5]),
+        ("correction", [True]),
+    ):
         with pytest.raises(InputError, match=f"{name}: points of the path are epochs from 1 to 3"):
             without(run, depth=1, classes=[1], **{name: wrong})
     for wrong in (-0.1, True, "much", None, float("nan")):

@@ -133,8 +133,9 @@ def check_holdout(run: Run, holdout: Samples) -> int:
     classes = check_samples(run.model, holdout)
     ours, theirs = (class_names(samples, classes=classes) for samples in (run.data, holdout))
     if run.data.classes is not None and holdout.classes is not None and ours != theirs:
+        named = [class_names(samples, classes=0)[:8] for samples in (holdout, run.data)]
         raise InputError(
-            f"The hold-out set names its classes {theirs[:8]}, the run {ours[:8]}: load it by "
+            f"The hold-out set names its classes {named[0]}, the run {named[1]}: load it by "
             "load_source(..., classes=run.data.classes), which matches labels by name."
         )
     training = set(_content(run.data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 from fastntk.base.errors import InputError
 
@@ -21,7 +22,7 @@ def path_epochs(asked: int | Sequence[int] | None, epochs: int, *, least: int) -
     what, few = ("checkpoints", CHECKPOINTS) if least else ("correction", POINTS)
     if asked is None:
         asked = least
-    if isinstance(asked, bool) or not isinstance(asked, int | Sequence) or isinstance(asked, str):
+    if not _is_whole(asked) and not _is_list(asked):
         raise InputError(f"{what} is a number of points of the path, or their epochs; got {asked!r}.")
     if isinstance(asked, int):
         if asked < least:
@@ -34,7 +35,7 @@ def path_epochs(asked: int | Sequence[int] | None, epochs: int, *, least: int) -
             return tuple(sorted({min(epochs, max(1, round(share * epochs))) for share in few[asked - 1]}))
         ratio = 10 ** (1 / (asked - 1))
         return tuple(sorted({min(epochs, max(1, round(epochs / 10 * ratio**k))) for k in range(asked)}))
-    if not asked or not all(isinstance(epoch, int) and 0 < epoch <= epochs for epoch in asked):
+    if not asked or not all(_is_whole(epoch) and 0 < epoch <= epochs for epoch in asked):
         raise InputError(f"{what}: points of the path are epochs from 1 to {epochs}, got {tuple(asked)}.")
     return tuple(sorted(set(asked)))
 
@@ -58,7 +59,15 @@ def exact_epochs(asked: int | Sequence[int] | None, epochs: int, depth: int | st
     """
     if asked is None:
         asked = 0 if depth == "auto" or own_loop else epochs // EXACT
-    selection = tuple(range(asked)) if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0 else asked
-    if not isinstance(selection, Sequence) or not all(isinstance(epoch, int) and 0 <= epoch < epochs for epoch in selection):
+    selection = range(asked) if _is_whole(asked) and asked >= 0 else asked
+    if not _is_list(selection) or not all(_is_whole(epoch) and 0 <= epoch < epochs for epoch in selection):
         raise InputError(f"exact is a number of first epochs, or epochs from 0 to {epochs - 1}; got {asked!r}.")
     return tuple(sorted(set(selection)))
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
