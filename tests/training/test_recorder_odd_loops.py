@@ -4,6 +4,7 @@ kinds, weights that come back, batches that are passed over, losses with a state
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 import fastntk
 from fastntk.base.errors import InputError
-from fastntk.training import measured_step
+from fastntk.training import averages, measured_step
 from fastntk.training.averages import Shares
 from fastntk.training.losses import own_copy
 from fastntk.training.recorder import Recorder
@@ -191,6 +192,8 @@ def test_means_are_taken_for_no_sums() -> None:
 
 
 def test_a_sum_that_is_given_for_a_mean_is_said() -> None:
+    loop = Loop(accumulate=2, sizes=[14, 7, 14, 7])
+    assert any("give the mean" in each for each in said(lambda: loop.run(loss=nn.CrossEntropyLoss(reduction="sum"))))
     assert any("give the mean" in each for each in said(lambda: Loop().run(loss=nn.CrossEntropyLoss(reduction="sum"))))
     assert not said(lambda: Loop(summed(8)).run(loss=nn.CrossEntropyLoss(reduction="sum")))
 
@@ -210,6 +213,48 @@ def test_what_shares_show() -> None:
     assert shown([(8, 0.5), (8, 0.5)], [(8, 0.5), (2, 0.5)]) == ("batch",)
     assert shown([(6, 0.75), (2, 0.25)], [(6, 0.75), (2, 0.25)]) == ("step",)
     assert shown([(4, 0.5), (4, 0.5)], [(4, 0.5)]) == ()
+    assert shown([(8, 1.0)], [(8, 1e-300)], [(2, 0.0)], [(2, math.inf)], [(8, math.nan)], [(2, -1.0)], [(8, 1.0)]) == ()
+
+
+FALLS: dict[str, Callable[[int], float]] = {
+    "by a factor": lambda number: 0.9**number,
+    "as 1/n": lambda number: 1 / (1 + number),
+    "with the epoch": lambda number: 0.5 ** (number // 8),
+    "and rises": lambda number: 1.2**number,
+    "once": lambda number: 1.0 if number < 8 else 0.1,
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", FALLS)
+def test_a_weight_of_the_loss_that_changes_is_no_sum_and_hides_none(name: str, accumulate: int) -> None:
+    def weighted(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+        (FALLS[name](number) * loss).backward()
+
+    for made, average in ((mean, "batch"), (summed(6), "sum")):
+        loop = Loop(made, backward=weighted, accumulate=accumulate, sizes=[6, 6, 6, 6, 6, 6, 3, 3], epochs=4)
+        assert not said(lambda loop=loop: loop.run())  # type: ignore[misc]
+        run = loop.run()
+        assert run.trace.facts.average == average
+        assert apart(loop, run) < 1e-9
+
+
+def test_a_weight_that_falls_within_the_only_epoch_is_no_sum() -> None:
+    def weighted(loss: Tensor, parameters: list[nn.Parameter], number: int) -> None:
+        ((1 - number / 5) * loss).backward()
+
+    loop = Loop(backward=weighted, sizes=10, epochs=1)
+    assert loop.run().trace.facts.average == "batch"
+    assert apart(loop, loop.run()) < 1e-9
+
+
+def test_what_is_kept_of_shares_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(averages, "REMEMBERED", 20)
+    shares, draw = Shares(), torch.Generator().manual_seed(0)
+    for counts in torch.randint(1, 50, (500, 2), generator=draw).tolist():
+        shares.add(counts, [count / 8 for count in counts])
+    assert all(len(each) <= 20 for each in vars(shares).values() if isinstance(each, list | dict))
+    assert shares.averages() == ("sum",)
 
 
 @pytest.mark.parametrize("made", [mean, lambda o, t: 1.4 * mean(o, t), summed(8), lambda o, t: mean(o, t) / 3])

@@ -10,18 +10,20 @@ common factor:
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Literal
 
 import torch
 
 Average = Literal["batch", "step", "sum"]
 REMEMBERED = 1000
-"""Steps of unequal batches, and batches of a size, that are looked at."""
+"""Steps of unequal batches, comparisons of two sizes, and sizes, that are looked at."""
 CLEAR = 0.05
-"""How far shares may be from those of a rule, over the usual one."""
+"""How far shares may be from those of a rule, over the larger of two that are compared."""
 _RULES: dict[str, Callable[[int, int], float]] = {
     "sum": lambda count, total: count,
     "inverse": lambda count, total: 1 / count,
@@ -31,23 +33,55 @@ _RULES: dict[str, Callable[[int, int], float]] = {
 """The share of a batch of so many samples in a step of so many, but for a common factor."""
 
 
+Size = tuple[int, int]
+"""How many samples a batch has, and its step."""
+
+
 class Shares:
-    """The shares of a path's batches, by the sizes of batch and step."""
+    """The shares of a path's batches, over those that batches of another size had just before them.
+
+    What a loop multiplies all its losses with may change on the way, so that shares of different times say nothing of sizes: a
+    share is compared with the one that a batch of the size before it would have had now, if its own went on as they did.
+    """
 
     def __init__(self) -> None:
         self._unequal: list[tuple[float, float]] = []
-        self._known: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        self._batches, self._before = 0, (0, 0)
+        self._latest: dict[Size, list[tuple[float, float]]] = {}
+        self._ratios: list[tuple[Size, Size, float]] = []
+        self._rough: list[tuple[Size, Size, float]] = []
 
     def add(self, counts: Sequence[int], shares: Sequence[float]) -> None:
         """One step: how many samples each of its batches had, and the batch's share."""
-        for count, share in zip(counts, shares):
-            history = self._known[count, sum(counts)]
-            if len(history) < REMEMBERED:
-                history.append(share)
-        if len(set(counts)) > 1 and len(self._unequal) < REMEMBERED:
+        by_size: defaultdict[Size, list[tuple[float, float]]] = defaultdict(list)
+        for place, (count, share) in enumerate(zip(counts, shares)):
+            by_size[count, sum(counts)].append((self._batches + place, share))
+        means = {size: (fmean(place for place, _ in each), fmean(share for _, share in each)) for size, each in by_size.items()}
+        self._compare(means)
+        for size, mean in means.items():
+            self._latest[size] = [*self._latest.pop(size, [])[-1:], mean]
+        while len(self._latest) > max(REMEMBERED, len(means)):
+            del self._latest[next(iter(self._latest))]
+        self._batches, self._before = self._batches + len(counts), next(iter(means))
+        if len(means) > 1 and len(self._unequal) < REMEMBERED:
             part = torch.tensor(shares, dtype=torch.float64) / sum(shares)
-            size = torch.tensor(counts, dtype=torch.float64)
-            self._unequal.append((float((part - size / size.sum()).abs().max()), float((part - 1 / len(part)).abs().max())))
+            by_count = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+            self._unequal.append((float((part - by_count).abs().max()), float((part - 1 / len(part)).abs().max())))
+
+    def _compare(self, means: Mapping[Size, tuple[float, float]]) -> None:
+        """Of the coming step, by the size of its batches: their place and share."""
+        latest = self._latest.get(self._before, [])
+        if not latest or min(share for _, share in latest) <= 0:
+            return
+        (first, start), (last, end) = ((place, math.log(share)) for place, share in (latest[0], latest[-1]))
+        ratios = self._rough if len(latest) == 1 else self._ratios
+        for size, (place, share) in means.items():
+            if size == self._before or share <= 0 or len(ratios) >= REMEMBERED:
+                continue
+            onward = 0.0 if len(latest) == 1 else min(1.0, (place - last) / (last - first))
+            ratio = math.log(share) - end - onward * (end - start)
+            # Of the smaller to the larger, whichever came first: a jump between epochs is then in the minority.
+            ratios.append((self._before, size, ratio) if self._before > size else (size, self._before, -ratio))
 
     def averages(self) -> tuple[Average, ...]:
         """What they may be by what they show; nothing where all batches are of one size."""
@@ -68,16 +102,16 @@ class Shares:
         return ("batch", "step") if away and away["batch"] < min(CLEAR, away["sum"] / 4) else ()
 
     def _away(self) -> dict[str, float]:
-        """How far they are from each of the rules, on average over all sizes but the usual one; nothing without others."""
-        usual = max(self._known, key=lambda key: len(self._known[key]), default=(0, 0))
-        middle = {key: float(torch.tensor(values, dtype=torch.float64).median()) for key, values in self._known.items()}
-        others = [key for key in middle if key != usual]
-        if not others or not middle[usual] > 0:
-            return {}
-        return {
-            name: sum(abs(middle[key] / middle[usual] - share(*key) / share(*usual)) for key in others) / len(others)
-            for name, share in _RULES.items()
-        }
+        """How far they are from each of the rules, on average over all pairs of sizes; nothing where there is one size."""
+        by_pair: defaultdict[tuple[Size, Size], list[float]] = defaultdict(list)
+        for large, small, ratio in self._ratios or self._rough:
+            by_pair[large, small].append(ratio)
+        middle = {pair: float(torch.tensor(each, dtype=torch.float64).median().exp()) for pair, each in by_pair.items()}
+        away: dict[str, float] = {}
+        for name, share in _RULES.items() if middle else ():
+            wanted = {(large, small): share(*small) / share(*large) for large, small in middle}
+            away[name] = sum(abs(middle[pair] - each) / max(1.0, each) for pair, each in wanted.items()) / len(wanted)
+        return away
 
 
 def average_of(given: Average | None, shown: Sequence[Average]) -> Average:
