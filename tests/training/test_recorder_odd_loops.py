@@ -464,9 +464,19 @@ def test_hooks_after_the_step_that_change_weights_are_noticed_whenever_they_came
 
     with (
         pytest.warns(UserWarning, match="changed since the last recorded step"),
-        pytest.raises(InputError, match="changed since the last recorded step"),
+        pytest.raises(InputError, match=r"changed since the last recorded step, .*: a hook after the step"),
     ):
         Loop(hook=bound).run()
+
+
+def test_two_loaders_that_look_like_a_sum_can_be_told_from_one() -> None:
+    """As the page says."""
+    weights = (1.0, 0.4)
+    loop = Loop(backward=lambda loss, _, number: (weights[number % 2] * loss).backward(), sizes=[10, 4, 10, 4, 10, 4])
+    assert loop.run().trace.facts.average == "sum"
+    with pytest.warns(UserWarning, match="counted by their size"):
+        run = loop.run(average="batch")
+    assert apart(loop, run) < 1e-9
 
 
 # Weights that come back

@@ -195,7 +195,7 @@ class Recorder:
         if self._tuned.moved(norms=False):
             raise InputError(
                 "the tuned parameters were changed since the last recorded step, by something else than this optimiser's step "
-                "inside a batch: another optimiser, a loaded checkpoint, averaged weights"
+                "inside a batch: a hook after the step, another optimiser, a loaded checkpoint, averaged weights"
             )
         return Part(self._visitors.arrive(names, targets), targets)
 
