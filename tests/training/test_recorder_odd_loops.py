@@ -213,7 +213,10 @@ def test_what_shares_show() -> None:
     assert shown([(8, 0.5), (8, 0.5)], [(8, 0.5), (2, 0.5)]) == ("batch",)
     assert shown([(6, 0.75), (2, 0.25)], [(6, 0.75), (2, 0.25)]) == ("step",)
     assert shown([(4, 0.5), (4, 0.5)], [(4, 0.5)]) == ()
-    assert shown([(8, 1.0)], [(8, 1e-300)], [(2, 0.0)], [(2, math.inf)], [(8, math.nan)], [(2, -1.0)], [(8, 1.0)]) == ()
+    assert (
+        shown([(8, 1.0)], [(8, 1e-300)], [(2, 0.0)], [(2, math.inf), (2, -math.inf)], [(8, math.nan)], [(2, -1.0)], [(8, 1.0)])
+        == ()
+    )
 
 
 FALLS: dict[str, Callable[[int], float]] = {

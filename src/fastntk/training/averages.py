@@ -14,7 +14,6 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 from typing import Literal
 
 import torch
@@ -31,8 +30,6 @@ _RULES: dict[str, Callable[[int, int], float]] = {
     "step": lambda count, total: count / total,
 }
 """The share of a batch of so many samples in a step of so many, but for a common factor."""
-
-
 Size = tuple[int, int]
 """How many samples a batch has, and its step."""
 
@@ -56,7 +53,10 @@ class Shares:
         by_size: defaultdict[Size, list[tuple[float, float]]] = defaultdict(list)
         for place, (count, share) in enumerate(zip(counts, shares)):
             by_size[count, sum(counts)].append((self._batches + place, share))
-        means = {size: (fmean(place for place, _ in each), fmean(share for _, share in each)) for size, each in by_size.items()}
+        means = {
+            size: (sum(place for place, _ in each) / len(each), sum(share for _, share in each) / len(each))
+            for size, each in by_size.items()
+        }
         self._compare(means)
         for size, mean in means.items():
             self._latest[size] = [*self._latest.pop(size, [])[-1:], mean]
