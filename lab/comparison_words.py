@@ -34,10 +34,10 @@ stale, from data that is not distributed ([reproduce.md](reproduce.md)). What ea
   proves nothing by itself: an average of Retrains is nearer to each of them than they are to each other.
 - *Recovered*: (L − L_full)/(L_retrain − L_full) for the mean loss L on the forget set; 1 is Retrain.
 - *U-LiRA*: area under the curve of the per-sample likelihood-ratio test that tells the row's models from Retrains, each held
-  against one of another seed, ± its standard error; in Retrain's row the same test of Retrains against Retrains. Seed-only: data, forget set and anchor
-  stay the same. It can order methods otherwise than the distances do: read both. It needs at least {LEAST} models a side; with
-  so few it is read as large or small, and
-  [results-attacks.md](results-attacks.md) has more of them in a smaller setting.
+  against one of another seed, ± its standard error; in Retrain's row the same test of Retrains against Retrains. Seed-only:
+  data, forget set and anchor stay the same. It can order methods otherwise than the distances do: read both. It needs at
+  least {LEAST} models a side; with so few it is read as large or small, and [results-attacks.md](results-attacks.md) has more
+  of them in a smaller setting.
 - *Shift*: median over the forgotten samples of the shift of the mean log-odds from Retrain's, in Retrain's standard deviations,
   ± its standard error; below 0 the samples are less known than to Retrain, above 0 better.
 - *Attack AUC*, for single samples only: population attack, forgotten samples against hold-out samples of their classes; compare

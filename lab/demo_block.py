@@ -12,11 +12,11 @@ RECORD = Path("demo") / "demo.json"
 
 NOTE = (
     "× Retrain: time of the request over a Retrain's. Loss, margin: means over the forgotten images. Rank: the mean share of new "
-    "images with a lower loss. Distance: to Retrains of other seeds, on forgotten / new images, in units of the "
-    "distance between two Retrains. Like Retrain: for path-replay the verdict of a whole audit, for the others a shorter comparison "
-    "of predictions and losses. The 20 images are those whose own loss "
-    "changes most when they are left out. *memory*: the model still knows the images better than a Retrain does; *differs*: it "
-    "behaves otherwise. A deeper replay is not always nearer. The whole demo took {seconds:.0f} s."
+    "images with a lower loss. Distance: to Retrains of other seeds, on forgotten / new images, in units of the distance "
+    "between two Retrains. Like Retrain: for path-replay the verdict of a whole audit, for the others a shorter comparison of "
+    "predictions and losses. The 20 images are those whose own loss changes most when they are left out. *memory*: the model "
+    "still knows the images better than a Retrain does; *differs*: it behaves otherwise. A deeper replay is not always nearer. "
+    "The whole demo took {seconds:.0f} s."
 )
 
 

@@ -79,9 +79,10 @@ def _facts(setting: Setting, request: dict[str, Any]) -> str:
     last = (images(setting) - forgotten) % setting.recipe.batch_size
     return (
         f"Two Retrains with batches of their own lie {apart} times as far apart as two with recorded batches, on D_f / hold-out: "
-        f"for distances the first yardstick is the stricter one. (Their last batch has {last} images, and Adam takes a step for it as for any "
-        f"other.) For U-LiRA it is not: it tells the two kinds of Retrain apart ({area(request, RETRAIN, OWN_BATCHES)}), so a replay along the "
-        "recorded batches can hardly be below that in its second figure."
+        f"for distances the first yardstick is the stricter one. (Their last batch has {last} images, and Adam takes a step "
+        "for it as for any other.) For U-LiRA it is not: it tells the two kinds of Retrain apart "
+        f"({area(request, RETRAIN, OWN_BATCHES)}), so a replay along the recorded batches can hardly be below that in its "
+        "second figure."
     )
 
 

@@ -1,4 +1,4 @@
-"""What the README, the overview and the page of limits claim: each claim is on its page, has something behind it, and its figures are the records."""
+"""What README, overview and limits claim: each is on its page, has something behind it, and its figures are the records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ RESULTS = ROOT / "results"
 
 def claims() -> list[tuple[str, str, list[str]]]:
     """Words, page, and what is behind them."""
-    rows = re.findall(r"^\| (.*?) \| (README|overview|limits) \| (.*?) \|$", (ROOT / "docs" / "claims.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (.*?) \| (README|overview|limits) \| (.*?) \|$", (ROOT / "docs" / "claims.md").read_text("utf-8"), re.M
+    )
     return [(words, page, re.findall(r"`([^`]+)`", behind)) for words, page, behind in rows]
 
 
@@ -120,7 +122,8 @@ def auto_ends_farther() -> bool:
     """In the cells of the paper's CNNs, and on the README's ResNet-20."""
     cells = [comparison.cell for comparison in compare("table1", cells_of("table1", real=False), out=RESULTS)]
     rows = [
-        row_of(cell.setting, cell.setting.requests[0], PATH_AUTO, folder=setting_folder(RESULTS, cell.setting.name)) for cell in cells
+        row_of(cell.setting, cell.setting.requests[0], PATH_AUTO, folder=setting_folder(RESULTS, cell.setting.name))
+        for cell in cells
     ]
     farthest = max(row.multiple("others", place).mean or 0.0 for row in rows if row for place in ("forget", "holdout"))
     return f"{farthest:.1f}" == "2.4" and f"{path_row('resnet20-100', 'auto')[1]:.1f}" == "1.5"
