@@ -38,7 +38,7 @@ def provenance(measured: Sequence[Any]) -> str:
         text += " The code that decides figures was the same in all of them."
     if len(dated) < len(entries):
         older = len(entries) - len(dated)
-        text += f" {older} of them do not say which code made them: they are older than that check."
+        text += f" Of {older} the code is not known: they are older than its digests."
     return text + "\n"
 
 

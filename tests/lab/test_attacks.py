@@ -95,7 +95,7 @@ def test_records_resume_and_are_made_again_with_other_options(
     assert page.count("| full |") == 3
     assert "## Resampled forget sets" in page
     assert "Provenance: " in page
-    assert "name no digest of their code" not in page
+    assert "the code is not known" not in page
     assert "Not run." not in page
     assert "| 16 |" in page.split("## What KLoM can tell")[1]
 

@@ -174,7 +174,7 @@ def test_shares_of_audits_and_what_the_others_said(tmp_path: Path) -> None:
     assert "**Genuine Retrains pass in 100.0 % of 200 audits** (by request and R in 100.0 to 100.0 %" in page
     seen = "7 independent seeds (1 request, 200 draws), 0 failed"
     assert f"{seen} at least once: so at least 65.1 % of seeds pass in every draw, and more is not shown." in page
-    assert "1 name no digest of their code" in page
+    assert "Of 1 the code is not known" in page
     assert page.count("Not run with the present rules.") == 2
     rows = [row, row | {"others": 3, "failed": [2], "levels": {"like retrain": 190, "cannot be told": 6, "memory left": 4}}]
     write_record(path, record | {"rows": rows})

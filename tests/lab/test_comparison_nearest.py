@@ -22,7 +22,7 @@ ROWS = [
 def test_the_nearest_of_every_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "reached", lambda setting, *, folder: ROWS)
     text = nearest_text(comparison(tmp_path)[0], folder=tmp_path)
-    assert "of all `deltagrad` (1.10 ×, cost 0.70)" in text
+    assert "of all that cost less than a Retrain `deltagrad` (1.10 ×, cost 0.70)" in text
     assert "below 0.5 of a Retrain `path-replay, all` (1.20 ×, cost 0.40)" in text
     assert "below 0.25 of a Retrain `path-replay, head` (2.00 ×, cost 0.010)" in text
     assert "of the baselines that need no record `neggrad+`" in text

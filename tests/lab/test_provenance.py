@@ -32,7 +32,7 @@ def test_other_code_and_no_code_are_said() -> None:
     text = provenance([entry("a" * 40, {"data": "1", "models": "1"}), entry("a" * 40, {"data": "2", "models": "1"})])
     assert text == "Provenance: 2 measurements, 2 at `aaaaaaaaaa`. They were made by different code in data.\n"
     text = provenance([entry("a" * 40, {"data": "1"}), entry("a" * 40)])
-    assert "1 name no digest of their code: made by an older state of it." in text
+    assert "Of 1 the code is not known: they are older than its digests." in text
 
 
 def test_parts_with_an_environment_of_their_own_are_measurements_too() -> None:
