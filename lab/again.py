@@ -56,8 +56,8 @@ def again_sentence(out: Path) -> str:
     return (
         f"\n**Made again by later code** ({', '.join(f'`{commit}`' for commit in commits)}): {len(changes)} of these records, of "
         f"{', '.join(cells)}. {same} are the same model to the byte. The largest change of an accuracy is "
-        f"{100 * largest['accuracy']:.2f} points, of a distance {largest['distance']:.3f} × the spread, of *recovered* "
-        f"{largest['recovered']:.4f}; relearning takes as many epochs in {epochs}.\n"
+        f"{100 * largest['accuracy']:.2f} points, of a distance {largest['distance']:.2g} × the spread, of *recovered* "
+        f"{largest['recovered']:.2g}; relearning takes as many epochs in {epochs}.\n"
     )
 
 

@@ -43,12 +43,12 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_the_largest_change_of_each_kind_is_told(out: Path, tmp_path: Path) -> None:
-    again(tmp_path / "later", FILES[0], accuracy=0.0025, recovered=0.0125, distance=0.25)
+    again(tmp_path / "later", FILES[0], accuracy=0.0025, recovered=0.5, distance=0.25)
     again(tmp_path / "later", FILES[1])
     assert lab_command.main(["again", str(tmp_path / "later"), "--out", str(out)]) == 0
     sentence = again_sentence(out)
     assert "(`ffffffffff`): 2 of these records, of resnet20-100. 1 are the same model to the byte" in sentence
-    assert "an accuracy is 0.25 points, of a distance 0.250 × the spread, of *recovered* 0.0125" in sentence
+    assert "an accuracy is 0.25 points, of a distance 0.25 × the spread, of *recovered* 0.5" in sentence
     assert "as many epochs in 1." in sentence
 
 
