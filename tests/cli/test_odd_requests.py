@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from invoking import command
 from PIL import Image
 
 import fastntk
 from fastntk.base.atomic import leftovers
-from fastntk.cli.request import open_run
+from fastntk.cli.request import RequestedIds, open_run
 from fastntk.data.digits import open_digits
 from fastntk.storage.keys import key_file
 
@@ -120,6 +121,8 @@ def test_an_id_with_a_comma_belongs_on_a_line_of_its_own(photos: Path) -> None:
     run = fine_tuned(photos)
     refused = command("unlearn", run, "--ids", "Bob/a, b.png", "--out", photos.parent / "x", code=2)
     assert "'Bob/a, b.png' has one itself. Put it on a line of --ids-file" in " ".join(refused.stderr.split())
+    both = fastntk.Samples(torch.zeros(3, 1), [0, 0, 0], ids=("a", "b", "a,b"))
+    assert RequestedIds(("a", "b"), None, (), None).resolve(both) == ("a", "b")  # the parts are ids themselves
     lines = photos.parent / "ids.txt"
     lines.write_text("# a comment\nBob/a, b.png\nBob/#1.png  # another\n")
     result = photos.parent / "result"

@@ -118,7 +118,10 @@ class RequestedIds:
 
     def _check_commas(self, samples: Samples) -> None:
         """Refuse an id with a comma in it that was taken apart: the parts in an error would look like the id itself."""
-        whole = [name for name in samples.ids if "," in name and set(_parts(name)) <= set(self.words)]
+        missing = set(self.words) - set(samples.ids)
+        whole = [
+            name for name in samples.ids if "," in name and missing & set(_parts(name)) and set(_parts(name)) <= set(self.words)
+        ]
         if whole:
             raise InputError(
                 f"--ids takes ids joined by commas, and {whole[0]!r} has one itself. Put it on a line of --ids-file."
